@@ -1,0 +1,1 @@
+"""Train a PyTorch model on many machines with no master."""

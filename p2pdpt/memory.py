@@ -1,0 +1,120 @@
+"""Buckets in memory: allocated once by the node, at a fixed address, in two areas.
+
+``mine`` is this node's contribution and is written by no round; ``result`` is what rounds
+produce. Both lie in one memfd (anonymous memory where there is none), page-aligned and touched
+once, so that transports can register or share them; the kernel frees them with the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from p2pdpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from p2pdpt.dtypes import DType
+
+__all__ = ["Area", "BucketMemory", "allocate"]
+
+
+class Area:
+    """One block of page-aligned shared memory.
+
+    Attributes:
+        nbytes: usable bytes.
+        fd: the memfd, or -1 where the platform has none.
+        buffer: the memory; keeps its address until ``close``.
+    """
+
+    def __init__(self, nbytes: int, name: str = "p2pdpt") -> None:
+        """Allocate `nbytes` of zeros.
+
+        Raises:
+            MemoryError: the system has not got them.
+        """
+        if nbytes < 0:
+            raise ConfigError(f"an area cannot have {nbytes} bytes")
+        self.nbytes = nbytes
+        size = max(nbytes, 1)
+        self.fd = -1
+        try:
+            if hasattr(os, "memfd_create"):
+                self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+                os.ftruncate(self.fd, size)
+            self.map = mmap.mmap(self.fd, size)
+        except OSError as error:
+            if self.fd >= 0:
+                os.close(self.fd)
+            raise MemoryError(f"cannot allocate {nbytes} bytes for a bucket: {error}") from error
+        self.buffer = memoryview(self.map)[:nbytes]
+
+    def close(self) -> None:
+        """Unmap, if nothing refers to the memory any more, and close the descriptor.
+
+        Arrays and tensors that still look into it keep the mapping alive. May be called twice.
+        """
+        self.buffer.release()
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        try:
+            self.map.close()
+        except BufferError:
+            # Somebody holds a view: the mapping goes with the last of them.
+            pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BucketMemory:
+    """One bucket's two areas as flat numpy arrays in the type's storage.
+
+    Attributes:
+        dtype: the element type.
+        length: elements.
+        mine: this node's contribution, shape ``(length,)``.
+        result: what rounds produce, shape ``(length,)``; the same array as `mine` in place.
+        areas: the memory behind them.
+    """
+
+    dtype: DType
+    length: int
+    mine: Any
+    result: Any
+    areas: tuple[Area, ...]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether rounds overwrite the contribution."""
+        return self.mine is self.result
+
+    def close(self) -> None:
+        """Give the memory back, as far as nothing refers to it."""
+        for area in self.areas:
+            area.close()
+
+
+def allocate(dtype: DType, length: int, *, in_place: bool = False) -> BucketMemory:
+    """Allocate a bucket of `length` zeros.
+
+    Args:
+        dtype: the element type.
+        length: elements, 0 or more.
+        in_place: use one area for both, at the price that a failed round cannot be retried.
+
+    Raises:
+        MemoryError: the system has not got the memory.
+    """
+    import numpy as np
+
+    areas = []
+    arrays = []
+    for name in ("mine",) if in_place else ("mine", "result"):
+        area = Area(length * dtype.itemsize, f"p2pdpt-{name}")
+        areas.append(area)
+        array = np.frombuffer(area.map, dtype=dtype.storage, count=length)
+        array.fill(0)
+        arrays.append(array)
+    return BucketMemory(dtype, length, arrays[0], arrays[-1], tuple(areas))
