@@ -1,0 +1,1 @@
+"""Do: the asyncio half, which creates tasks and opens sockets."""

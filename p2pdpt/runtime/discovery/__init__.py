@@ -1,0 +1,1 @@
+"""Where nodes learn of each other; registered in the group ``p2pdpt.discovery``."""

@@ -1,0 +1,1 @@
+"""Simulator and conformance kits, for our own tests and for those of plugins."""

@@ -1,0 +1,1 @@
+"""Training with PyTorch: sessions, hooks, buckets. Nothing outside imports torch."""

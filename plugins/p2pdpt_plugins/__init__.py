@@ -1,0 +1,1 @@
+"""The built-in topologies, registered as those of third parties are."""

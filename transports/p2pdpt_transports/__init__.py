@@ -1,0 +1,1 @@
+"""The built-in transports, registered as those of third parties are."""
