@@ -1,0 +1,655 @@
+"""One rank's part of one round: runs a topology's coroutine and the operations it issues.
+
+The same object serves the simulator and the asyncio driver, which is why they give the same
+bits: it decides what is sent, where arriving elements go, what is folded in which order and
+when, and the driver (a :class:`~p2pdpt.protocol.tasks.RoundIO`) only carries it out. It has no
+clock, socket, task or array.
+
+A ``static`` topology never looks at what arrives, so its coroutine runs ahead to its end at
+once, every receive is granted ahead, and the operations follow each other element by element.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from p2pdpt.channel import Meta
+from p2pdpt.errors import HazardError, IncompleteError, TopologyError
+from p2pdpt.protocol.intervals import IntervalMap
+from p2pdpt.protocol.mailbox import Mailbox, is_mail
+from p2pdpt.protocol.tasks import (
+    MINE,
+    RESULT,
+    LocalTask,
+    Read,
+    RecvTask,
+    RoundIO,
+    SendTask,
+    Slice,
+    Source,
+    Task,
+)
+from p2pdpt.protocol.weighting import Fold, Reduction, finish, join, leaf
+from p2pdpt.topology import ADD, ANY, COPY, Handle, Links, Message, Recv, Region, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
+
+    from p2pdpt.dtypes import DType
+    from p2pdpt.topology import Bucket, Combine, Facts, Kernel, Operation, Topology
+
+__all__ = ["Round"]
+
+
+class _Posted(Handle):
+    """A posted operation, done when all its tasks are, or when ``finished`` is set."""
+
+    __slots__ = ("awaited", "finished", "mail", "reads", "tasks", "text", "writes")
+
+    def __init__(self, text: str) -> None:
+        self.tasks: list[Task] = []
+        self.mail: Message | None = None
+        self.finished = False
+        self.awaited = False
+        self.reads: tuple[Region, ...] = ()
+        self.writes: Region | None = None
+        self.text = text
+
+    @property
+    def done(self) -> bool:
+        if self.tasks:
+            return all(task.complete for task in self.tasks)
+        return self.finished
+
+    @property
+    def message(self) -> Message | None:
+        return self.mail
+
+
+class _Request:
+    """What a coroutine awaits; yields itself to the round, which resumes it."""
+
+    __slots__ = ("count", "deadline", "handles", "kind")
+
+    def __init__(
+        self, kind: str, handles: Sequence[_Posted], count: int, deadline: float | None
+    ) -> None:
+        self.kind = kind
+        self.handles = handles
+        self.count = count
+        self.deadline = deadline
+
+    def __await__(self) -> Generator[_Request, Any, Any]:
+        return (yield self)
+
+
+class Round(Links):
+    """One rank's part of one round of one topology.
+
+    Attributes:
+        finished: whether the result is complete and nothing is in flight.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        bucket: Bucket,
+        dtype: DType,
+        io: RoundIO,
+        *,
+        rank: int,
+        size: int,
+        facts: Facts,
+        reduction: Reduction = Reduction.MEAN,
+        weight: float = 1.0,
+        in_place: bool = False,
+        seed: int = 0,
+        run_ahead: bool = True,
+    ) -> None:
+        """Prepare a round; ``begin`` starts it.
+
+        Args:
+            topology: whose ``exchange`` is run.
+            bucket: what the topology is shown.
+            dtype: its element type.
+            io: the driver.
+            rank, size, facts: of the view.
+            reduction: what becomes of a complete fold.
+            weight: of this rank's contribution; only for ``Reduction.MEAN``.
+            in_place: whether `mine` and `result` are one area.
+            seed: for ``links.rng``, the same on all members.
+            run_ahead: whether a static topology may run ahead.
+        """
+        self.rank, self.size, self.facts = rank, size, facts
+        self.finished = False
+        self._io = io
+        self._bucket = bucket
+        self._half = dtype.half
+        self._wide_width = dtype.wide_itemsize
+        self._exact = topology.agreement == "exact" and reduction is not Reduction.NONE
+        self._reduction = reduction
+        self._in_place = in_place
+        self._leaf = leaf(weight if reduction is Reduction.MEAN else 1.0)
+        self._random: random.Random | None = None
+        self._seed = seed
+        self._ahead = topology.static and run_ahead
+        self._coroutine: Coroutine[Any, Any, None] | None = None
+        self._topology = topology
+        self._request: _Request | None = None
+        self._returned = False
+        self._spaces: dict[int, IntervalMap[Task | None]] = {
+            RESULT: IntervalMap(bucket.length, None)
+        }
+        self._active: dict[int, list[tuple[Task, list[tuple[int, int]]]]] = {RESULT: []}
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+        self._sends: dict[tuple[int, int], SendTask] = {}
+        self._receives: dict[tuple[int, int], tuple[RecvTask, Source]] = {}
+        self._incomplete: set[Task] = set()
+        self._logical: list[_Posted] = []
+        self._queue: deque[Task] = deque()
+        self._pumping = False
+        self._move = 0
+        self._last_space = 0
+        self._mailbox = Mailbox(self, io)
+
+    # What a plugin sees.
+
+    def move(self, *operations: Operation) -> Awaitable[list[Message]]:
+        return _Request("move", self._post(operations), len(operations), None)
+
+    def post(self, *operations: Operation) -> tuple[Handle, ...]:
+        return self._post(operations)
+
+    def wait(
+        self,
+        handles: Iterable[Handle],
+        *,
+        count: int | None = None,
+        deadline: float | None = None,
+    ) -> Awaitable[list[Handle]]:
+        posted = [handle for handle in handles if isinstance(handle, _Posted)]
+        wanted = len(posted) if count is None else min(count, len(posted))
+        return _Request("wait", posted, wanted, deadline)
+
+    def local(self, kernel: Kernel, src: Region, dst: Region) -> Awaitable[None]:
+        self._move += 1
+        handle = _Posted("kernel")
+        handle.writes, handle.reads = dst, (src,)
+        self._check_hazards([handle])
+        task = LocalTask(
+            dst,
+            self._move,
+            src,
+            self._read(src),
+            kernel,
+            self._hazards(dst),
+            self._progressed,
+            half=self._half,
+        )
+        handle.tasks = [task]
+        self._track(task, reads=[src], writes=dst)
+        self._logical.append(handle)
+        return _Request("local", [handle], 1, None)
+
+    def scratch(self, length: int) -> Region:
+        space = self.next_space()
+        self.add_space(space, length)
+        return Region(0, length, space)
+
+    def apply(self, shard: int, message: Message) -> Awaitable[None]:
+        handle = _Posted("apply")
+
+        def done() -> None:
+            handle.finished = True
+            self.release(message)
+            self._pump()
+
+        slices = [Slice(region.space, region.start, region.stop) for region in message.regions]
+        self._io.apply(shard, message, slices, done)
+        return _Request("local", [handle], 1, None)
+
+    def release(self, message: Message) -> None:
+        self._mailbox.release(message)
+
+    @property
+    def now(self) -> float:
+        self._ahead = False
+        return self._io.now()
+
+    @property
+    def rng(self) -> random.Random:
+        if self._random is None:
+            self._random = random.Random(self._seed)
+        return self._random
+
+    # What a driver calls.
+
+    def begin(self) -> None:
+        """Run the coroutine up to its first wait.
+
+        Raises whatever the topology raises, here and from every call below.
+        """
+        self._coroutine = self._topology.exchange(self, self._bucket)
+        self._pump()
+
+    def land(
+        self, peer: int, ordinal: int, start: int, count: int, width: int, meta: Meta
+    ) -> Slice | memoryview:
+        """Return where elements of a frame go; may be fewer than `count`."""
+        if is_mail(ordinal):
+            return self._mailbox.land(peer, start, count)
+        task, source = self._receives[peer, ordinal]
+        return task.land(source, start, count, width)
+
+    def arrived(self, peer: int, ordinal: int, count: int, meta: Meta) -> None:
+        """Note that the next `count` elements of a message are where ``land`` put them."""
+        if is_mail(ordinal):
+            self._mailbox.arrived(peer, count)
+        else:
+            task, source = self._receives[peer, ordinal]
+            if task.note_arrived(source, count, meta):
+                self._progressed(task, pump=False)
+            else:
+                self._mark(task)
+        self._pump()
+
+    def drained(self, peer: int, ordinal: int, upto: int) -> None:
+        """Note that the elements of an outgoing message below `upto` have left memory."""
+        task = self._sends[peer, ordinal]
+        if task.note_drained(peer, ordinal, upto):
+            self._progressed(task, pump=False)
+            self._pump()
+
+    def tick(self) -> None:
+        """Look at the clock: a deadline may have passed."""
+        self._pump()
+
+    def abort(self, error: BaseException) -> None:
+        """End the coroutine by raising `error` where it waits; whatever it does is ignored."""
+        coroutine, self._coroutine = self._coroutine, None
+        self._queue.clear()
+        if coroutine is None:
+            return
+        if self._request is None:
+            coroutine.close()
+            return
+        try:
+            coroutine.throw(error)
+        except BaseException:
+            # The error itself, or what the plugin made of it: the round is over either way.
+            pass
+        coroutine.close()
+
+    def stuck(self) -> list[str]:
+        """Return what is not finished, an operation a line, for people."""
+        lines = [f"move {task.move}: {task.describe()}" for task in self._in_order()]
+        if self._request is not None and not self._returned:
+            waiting = [
+                handle.text
+                for handle in self._request.handles
+                if not handle.tasks and not handle.finished
+            ]
+            lines += [f"move {self._move}: {text}" for text in waiting]
+        return lines
+
+    # Issuing operations.
+
+    def _post(self, operations: Sequence[Operation]) -> tuple[_Posted, ...]:
+        self._move += 1
+        handles = []
+        for operation in operations:
+            handle = _Posted(str(operation))
+            if isinstance(operation, Send):
+                what = operation.what
+                handle.reads = (what,) if isinstance(what, Region) else what.regions
+            elif isinstance(operation, Recv):
+                if operation.sources is not ANY:
+                    handle.writes = operation.region
+            else:
+                raise TopologyError(f"{operation!r} is neither a Send nor a Recv")
+            handles.append(handle)
+        self._check_hazards(handles)
+        # All sends read the state before the move, so they are resolved before any receive
+        # of the move becomes the writer of its region; and so are own contributions.
+        prepared = [self._prepare(operation) for operation in operations]
+        receives = []
+        for operation, handle, (read, own) in zip(operations, handles, prepared, strict=True):
+            if isinstance(operation, Send):
+                self._post_send(operation, handle, read)
+            else:
+                receives.append((operation, handle, own))
+        for operation, handle, own in receives:
+            self._post_receive(operation, handle, own)
+        self._logical.extend(handles)
+        return tuple(handles)
+
+    def _prepare(self, operation: Operation) -> tuple[Read | None, Read | None]:
+        if isinstance(operation, Send):
+            what = operation.what
+            return (self._read(what) if isinstance(what, Region) else None), None
+        if operation.sources is not ANY and self.rank in operation.sources:
+            return None, self._read(operation.region)
+        return None, None
+
+    def _post_send(self, operation: Send, handle: _Posted, read: Read | None) -> None:
+        for peer in operation.to:
+            self._check_peer(peer, "send to")
+        what = operation.what
+        if isinstance(what, Message):
+            handle.finished = True
+            handle.tasks = self._mailbox.send(operation.to, what)
+            return
+        assert read is not None
+        if not operation.to or not len(what):
+            for peer in operation.to:
+                self._sent[peer] = self._sent.get(peer, 0) + 1
+            handle.finished = True
+            return
+        to = []
+        for peer in operation.to:
+            ordinal = self._sent.get(peer, 0)
+            self._sent[peer] = ordinal + 1
+            to.append((peer, ordinal))
+        handle.tasks = [self._start_send(what, to, read)]
+
+    def _post_receive(self, operation: Recv, handle: _Posted, own: Read | None) -> None:
+        if operation.sources is ANY:
+            self._ahead = False
+
+            def deliver(message: Message) -> None:
+                handle.finished = True
+                handle.mail = message
+
+            self._mailbox.expect(deliver)
+            return
+        region = operation.region
+        sources: list[Source | Read] = []
+        for peer in operation.sources:
+            if peer == self.rank:
+                if operation.combine is COPY:
+                    raise HazardError("a rank cannot copy a region from itself")
+                assert own is not None
+                sources.append(own)
+                continue
+            self._check_peer(peer, "receive from")
+            ordinal = self._received.get(peer, 0)
+            self._received[peer] = ordinal + 1
+            sources.append(Source(peer, ordinal))
+        if not len(region):
+            handle.finished = True
+            return
+        handle.tasks = [self._start_receive(region, sources, operation.combine)]
+
+    def send_region(self, region: Region, to: Sequence[tuple[int, int]]) -> Task:
+        """Send a region of a message under the ordinals given."""
+        return self._start_send(region, to, self._read(region))
+
+    def receive_region(self, region: Region, source: Source) -> Task:
+        """Receive a region of a message into leased memory."""
+        return self._start_receive(region, [source], COPY)
+
+    def _start_send(self, region: Region, to: Sequence[tuple[int, int]], read: Read) -> Task:
+        task = SendTask(region, self._move, to, read)
+        for peer, ordinal in to:
+            self._sends[peer, ordinal] = task
+            self._io.open_send(peer, ordinal, len(region))
+        self._track(task, reads=[(a, b) for a, b, _ in self._kept(read)], writes=None)
+        self._follow(task, read)
+        return task
+
+    def _start_receive(
+        self, region: Region, sources: list[Source | Read], combine: Combine
+    ) -> Task:
+        reduction, size, exact = self._reduction, self.size, self._exact
+
+        def worth(metas: Sequence[Meta]) -> Fold:
+            return join(metas, combine, reduction, size, exact)
+
+        task = RecvTask(
+            region,
+            self._move,
+            sources,
+            combine,
+            self._hazards(region),
+            half=self._half,
+            wide_width=self._wide_width,
+            join=worth,
+        )
+        for source in sources:
+            if isinstance(source, Source):
+                self._receives[source.peer, source.ordinal] = (task, source)
+            else:
+                self._follow(task, source)
+        for other, _, _ in task.hazards:
+            other.followers.append(task)
+        self._track(task, reads=[], writes=region)
+        task.open(self._io)
+        return task
+
+    def _check_peer(self, peer: int, verb: str) -> None:
+        if not 0 <= peer < self.size:
+            raise TopologyError(f"{verb} rank {peer}, but the view has ranks 0..{self.size - 1}")
+        if peer == self.rank:
+            raise TopologyError(f"{verb} itself: rank {peer} may only list itself as a source")
+
+    def _check_region(self, region: Region) -> None:
+        space = self._spaces.get(region.space)
+        if space is None:
+            raise TopologyError(f"{region} lies in a space that does not exist")
+        if region.stop > space.length:
+            raise TopologyError(
+                f"elements {region.start}..{region.stop} lie outside the {space.length} elements "
+                f"of {'the bucket' if region.space == RESULT else f'space {region.space}'}"
+            )
+
+    def _check_hazards(self, posted: Sequence[_Posted]) -> None:
+        """Refuse what the plugin could not know to be ordered."""
+        self._logical = [handle for handle in self._logical if not handle.awaited]
+        for index, handle in enumerate(posted):
+            for region in handle.reads:
+                self._check_region(region)
+            if handle.writes is not None:
+                self._check_region(handle.writes)
+                for other in posted[:index]:
+                    if other.writes is not None and _overlap(handle.writes, other.writes):
+                        raise HazardError(
+                            f"two operations of one move write elements of {handle.writes}"
+                        )
+            for other in self._logical:
+                pairs = [(handle.writes, each) for each in (other.writes, *other.reads)]
+                pairs += [(each, other.writes) for each in handle.reads]
+                for mine, theirs in pairs:
+                    if mine is not None and theirs is not None and _overlap(mine, theirs):
+                        raise HazardError(
+                            f"{mine} is used while {other.text} is in flight; wait for it first"
+                        )
+
+    def _read(self, region: Region) -> Read:
+        self._check_region(region)
+        parts = self._spaces[region.space].lookup(region.start, region.stop)
+        if region.space != RESULT and any(writer is None for _, _, writer in parts):
+            raise HazardError(f"{region} is read, but nothing has been written there")
+        return Read(parts, self._leaf)
+
+    def _kept(self, read: Read) -> list[tuple[int, int, Task | None]]:
+        """Return the parts of a read whose memory a later write would touch."""
+        return [part for part in read.parts if part[2] is not None or self._in_place]
+
+    def _hazards(self, region: Region) -> list[tuple[Task, int, int]]:
+        """Return the earlier tasks that still use the memory of `region`."""
+        active = self._active[region.space]
+        kept = []
+        hazards = []
+        for entry in active:
+            task, ranges = entry
+            if task.complete:
+                continue
+            kept.append(entry)
+            for start, stop in ranges:
+                low, high = max(start, region.start), min(stop, region.stop)
+                if low < high:
+                    hazards.append((task, low, high))
+        self._active[region.space] = kept
+        return hazards
+
+    def _track(
+        self,
+        task: Task,
+        *,
+        reads: Sequence[Region] | Sequence[tuple[int, int]],
+        writes: Region | None,
+    ) -> None:
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for each in reads:
+            space, start, stop = (
+                (each.space, each.start, each.stop)
+                if isinstance(each, Region)
+                else (task.region.space, each[0], each[1])
+            )
+            ranges.setdefault(space, []).append((start, stop))
+        if writes is not None:
+            ranges.setdefault(writes.space, []).append((writes.start, writes.stop))
+            self._spaces[writes.space].assign(writes.start, writes.stop, task)
+        for space, listed in ranges.items():
+            self._active[space].append((task, listed))
+        self._incomplete.add(task)
+        if isinstance(task, LocalTask):
+            self._follow(task, task.read)
+            for other, _, _ in task.hazards:
+                other.followers.append(task)
+        self._mark(task)
+
+    def _follow(self, task: Task, read: Read) -> None:
+        for _, _, writer in read.parts:
+            if writer is not None and not writer.complete:
+                writer.followers.append(task)
+
+    # Going on.
+
+    def add_space(self, space: int, length: int) -> None:
+        """Make a space of `length` elements; the mailbox leases them too."""
+        self._io.scratch(space, length)
+        self._spaces[space] = IntervalMap(length, None)
+        self._active[space] = []
+
+    def drop_space(self, space: int) -> None:
+        """Give a leased space back."""
+        del self._spaces[space], self._active[space]
+        self._io.drop(space)
+
+    def next_space(self) -> int:
+        """Return a number for another space, never used before."""
+        self._last_space += 1
+        return self._last_space
+
+    @property
+    def length(self) -> int:
+        """Elements of the bucket."""
+        return self._bucket.length
+
+    def _mark(self, task: Task) -> None:
+        if not task.dirty:
+            task.dirty = True
+            self._queue.append(task)
+
+    def _progressed(self, task: Task, *, pump: bool = True) -> None:
+        for follower in task.followers:
+            self._mark(follower)
+        if task.complete:
+            self._incomplete.discard(task)
+            task.followers.clear()
+        if pump:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Let tasks and the coroutine go on until both wait for the outside."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while True:
+                while self._queue:
+                    task = self._queue.popleft()
+                    task.dirty = False
+                    if task.advance(self._io):
+                        self._progressed(task, pump=False)
+                if self._returned or not self._resume():
+                    break
+            if self._returned and not self._incomplete and not self.finished:
+                self._finish()
+        finally:
+            self._pumping = False
+
+    def _resume(self) -> bool:
+        """Resume the coroutine if what it awaits has come; return whether it ran."""
+        if self._coroutine is None:
+            return False
+        value: Any = None
+        request = self._request
+        if request is not None:
+            ready = [handle for handle in request.handles if handle.done]
+            if request.kind == "wait":
+                late = request.deadline is not None and self._io.now() >= request.deadline
+                if len(ready) < request.count and not late:
+                    if request.deadline is not None:
+                        self._io.wake_at(request.deadline)
+                    return False
+                value = ready
+                for handle in ready:
+                    handle.awaited = True
+            else:
+                if not self._ahead and len(ready) < len(request.handles):
+                    return False
+                for handle in request.handles:
+                    handle.awaited = True
+                if request.kind == "move":
+                    value = [each.mail for each in request.handles if each.mail is not None]
+        self._request = None
+        try:
+            awaited = self._coroutine.send(value)
+        except StopIteration:
+            self._returned = True
+            return True
+        if not isinstance(awaited, _Request):
+            raise TopologyError(
+                f"{self._topology.describe()} awaits {awaited!r}; a topology awaits only links"
+            )
+        self._request = awaited
+        return True
+
+    def _in_order(self) -> list[Task]:
+        return sorted(self._incomplete, key=lambda task: (task.move, task.region))
+
+    def _finish(self) -> None:
+        self._mailbox.close()
+        for start, stop, writer in self._spaces[RESULT].pieces():
+            read = Read([(start, stop, writer)], self._leaf)
+            position = start
+            while position < stop:
+                run_stop, area, meta = read.run(position)
+                run_stop = min(run_stop, stop)
+                if self._exact and meta.count not in (0, self.size):
+                    raise IncompleteError(
+                        f"{self._topology.describe()} ended while elements {position}.."
+                        f"{run_stop} of rank {self.rank} held {meta.count} of {self.size} "
+                        "contributions"
+                    )
+                scales, divisor = finish(meta, self._reduction)
+                settled = area == RESULT or (area == MINE and self._in_place)
+                if not settled or scales is not None or divisor is not None:
+                    self._io.fold(
+                        Slice(RESULT, position, run_stop),
+                        [Slice(area, position, run_stop)],
+                        COPY if scales is None and divisor is None else ADD,
+                        scales,
+                        divisor,
+                    )
+                position = run_stop
+        self.finished = True
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    return one.space == other.space and one.start < other.stop and other.start < one.stop

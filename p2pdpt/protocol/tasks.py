@@ -1,0 +1,572 @@
+"""The operations of one rank in one round, as tasks that progress element by element.
+
+A task has finished a prefix of its region; whoever depends on it follows that prefix, so that a
+chain of operations streams through a node without the plugin cutting anything. Nothing here
+touches memory or a network: tasks tell :class:`RoundIO` what to do with which slice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+
+from p2pdpt.channel import Meta
+from p2pdpt.errors import HazardError
+from p2pdpt.topology import COPY, Combine, Region
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from p2pdpt.topology import Kernel, Message
+
+__all__ = [
+    "MINE",
+    "RESULT",
+    "WIDE",
+    "WINDOW",
+    "LocalTask",
+    "Read",
+    "RecvTask",
+    "RoundIO",
+    "SendTask",
+    "Slice",
+    "Source",
+    "Task",
+]
+
+RESULT: Final = 0
+MINE: Final = -1
+WIDE: Final = -2
+"""Area of the float32 partial sums of a half-precision bucket."""
+WINDOW: Final = 1 << 16
+"""Elements that a staged receive takes from each source before they are folded: 256 KiB of
+float32, which stays in the L2 cache."""
+SEGMENT: Final = 1 << 17
+"""Elements that a send waits for before it passes them on, unless they are its last."""
+
+
+class Slice(NamedTuple):
+    """Elements ``start`` to ``stop`` of an area: RESULT, MINE, WIDE, scratch or staging."""
+
+    area: int
+    start: int
+    stop: int
+
+
+class RoundIO(ABC):
+    """What a round asks of its driver. Calls return at once and may call the round back."""
+
+    @abstractmethod
+    def open_send(self, peer: int, ordinal: int, length: int) -> None:
+        """Open the outgoing message `ordinal` to `peer`, of `length` elements."""
+
+    @abstractmethod
+    def push(self, peer: int, ordinal: int, data: Slice, meta: Meta) -> None:
+        """Append a slice to an outgoing message; answered by ``Round.drained``."""
+
+    @abstractmethod
+    def push_bytes(self, peer: int, ordinal: int, payload: bytes) -> None:
+        """Append bytes to an outgoing message, one element each; not answered."""
+
+    @abstractmethod
+    def open_receive(self, peer: int, ordinal: int, length: int) -> None:
+        """Post a receive; its bytes are placed by ``Round.land`` and ``Round.arrived``."""
+
+    @abstractmethod
+    def cancel_receive(self, peer: int, ordinal: int) -> None:
+        """Forget a posted receive."""
+
+    @abstractmethod
+    def grant(self, peer: int, ordinal: int, upto: int) -> None:
+        """Allow `peer` to send the elements of a message below `upto`."""
+
+    @abstractmethod
+    def fold(
+        self,
+        out: Slice,
+        sources: Sequence[Slice],
+        combine: Combine,
+        scales: Sequence[float] | None,
+        divisor: float | None,
+    ) -> None:
+        """Fold slices of equal length, now."""
+
+    @abstractmethod
+    def local(
+        self, kernel: Kernel, src: Sequence[Slice], dst: Slice, done: Callable[[], None]
+    ) -> None:
+        """Run a kernel off the loop, then call `done`."""
+
+    @abstractmethod
+    def apply(
+        self, shard: int, message: Message, data: Sequence[Slice], done: Callable[[], None]
+    ) -> None:
+        """Hand a message to the store off the loop, then call `done`."""
+
+    @abstractmethod
+    def scratch(self, area: int, length: int) -> None:
+        """Provide an area of `length` elements, in the wide type."""
+
+    @abstractmethod
+    def drop(self, area: int) -> None:
+        """Give back an area of ``scratch``."""
+
+    @abstractmethod
+    def staging(self) -> tuple[int, int]:
+        """Lend two areas of WINDOW elements: one in the stored type, one in the wide type.
+
+        They may be the same area where the types are.
+        """
+
+    @abstractmethod
+    def release(self, areas: tuple[int, int]) -> None:
+        """Take back what ``staging`` lent."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Return seconds on the driver's monotonic clock."""
+
+    @abstractmethod
+    def wake_at(self, when: float) -> None:
+        """Call ``Round.tick`` at `when` seconds or a little later."""
+
+
+class Task:
+    """One operation: how far it has come, and who follows it.
+
+    Attributes:
+        region: what it reads (sends) or writes (receives, locals).
+        done: elements of the region finished, always a prefix.
+        runs: what the finished prefix is: ``(stop, area, meta)`` in absolute elements.
+        followers: tasks that may be able to go on when this one has.
+        move: number of the move that issued it.
+    """
+
+    __slots__ = ("dirty", "done", "followers", "move", "region", "runs")
+
+    streams: ClassVar[bool] = True
+    """Whether ``done`` counts elements of ``region`` one by one."""
+
+    def __init__(self, region: Region, move: int) -> None:
+        self.region = region
+        self.done = 0
+        self.runs: list[tuple[int, int, Meta]] = []
+        self.followers: list[Task] = []
+        self.move = move
+        self.dirty = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole region is finished."""
+        return self.done >= len(self.region)
+
+    def advance(self, io: RoundIO) -> bool:
+        """Go on as far as possible; return whether something was finished."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Return what the task is and what it waits for, for people."""
+        raise NotImplementedError
+
+    def finish_run(self, stop: int, area: int, meta: Meta) -> None:
+        """Note that the region is finished up to `stop` (absolute)."""
+        self.done = stop - self.region.start
+        runs = self.runs
+        if runs and runs[-1][1] == area and runs[-1][2] == meta:
+            runs[-1] = (stop, area, meta)
+        else:
+            runs.append((stop, area, meta))
+
+
+class Read:
+    """This rank's own data as it was when an operation was issued.
+
+    Attributes:
+        parts: ``(start, stop, writer)`` in absolute elements; None where nobody has written
+            and the elements are this node's contribution.
+    """
+
+    __slots__ = ("_index", "leaf", "parts")
+
+    def __init__(self, parts: list[tuple[int, int, Task | None]], leaf: Meta) -> None:
+        self.parts = parts
+        self.leaf = leaf
+        self._index = 0
+
+    def available(self, position: int) -> int:
+        """Return up to where elements from `position` on exist already."""
+        for start, stop, writer in self.parts:
+            if stop <= position or writer is None:
+                position = max(position, stop)
+                continue
+            position = max(position, min(stop, writer.region.start + writer.done))
+            if position < stop:
+                return max(position, start)
+        return position
+
+    def run(self, position: int) -> tuple[int, int, Meta]:
+        """Return ``(stop, area, meta)`` of the available elements at `position`."""
+        for _, stop, writer in self.parts:
+            if stop <= position:
+                continue
+            if writer is None:
+                return stop, MINE, self.leaf
+            for run_stop, area, meta in writer.runs:
+                if run_stop > position:
+                    return min(stop, run_stop), area, meta
+            break
+        raise AssertionError(f"element {position} is not available")
+
+
+class SendTask(Task):
+    """A region that leaves for one or several ranks."""
+
+    __slots__ = ("drained", "pushed", "read", "to")
+
+    def __init__(
+        self, region: Region, move: int, to: Sequence[tuple[int, int]], read: Read
+    ) -> None:
+        super().__init__(region, move)
+        self.to = tuple(to)
+        self.read = read
+        self.pushed = 0
+        self.drained = dict.fromkeys(self.to, 0)
+
+    def advance(self, io: RoundIO) -> bool:
+        length = len(self.region)
+        base = self.region.start
+        limit = self.read.available(base + self.pushed) - base
+        if limit < length and limit - self.pushed < SEGMENT:
+            return False
+        while self.pushed < limit:
+            stop, area, meta = self.read.run(base + self.pushed)
+            stop = min(stop, base + limit)
+            data = Slice(area, base + self.pushed, stop)
+            self.pushed = stop - base
+            for peer, ordinal in self.to:
+                io.push(peer, ordinal, data, meta)
+        return False
+
+    def note_drained(self, peer: int, ordinal: int, upto: int) -> bool:
+        """Note that elements have left; return whether the slowest copy has progressed."""
+        self.drained[peer, ordinal] = upto
+        slowest = min(self.drained.values())
+        progressed = slowest > self.done
+        self.done = slowest
+        return progressed
+
+    def describe(self) -> str:
+        ranks = ", ".join(str(peer) for peer, _ in self.to)
+        waits = (
+            f"{self.pushed} of {len(self.region)} elements were ready"
+            if self.pushed < len(self.region)
+            else f"{self.done} of {len(self.region)} elements were taken"
+        )
+        return f"send of {_name(self.region)} to rank {ranks}: {waits}"
+
+
+class Source:
+    """What one rank sends to a receive.
+
+    Attributes:
+        arrived: elements in memory.
+        granted: elements the sender may send.
+        areas: staging, or empty when elements land in place.
+        runs: ``(stop, area, meta)`` of what arrived, as offsets from the message's start.
+    """
+
+    __slots__ = ("areas", "arrived", "granted", "landing", "ordinal", "peer", "runs")
+
+    def __init__(self, peer: int, ordinal: int) -> None:
+        self.peer = peer
+        self.ordinal = ordinal
+        self.arrived = 0
+        self.granted = 0
+        self.areas: tuple[int, int] | None = None
+        self.landing = RESULT
+        self.runs: list[tuple[int, int, Meta]] = []
+
+
+class RecvTask(Task):
+    """A region that is written from what listed ranks sent, the own rank perhaps among them.
+
+    Elements land in place where nothing else needs the memory and nothing is folded; else in
+    staging of WINDOW elements for each source, from where they are folded in the listed order.
+    """
+
+    __slots__ = (
+        "combine",
+        "direct",
+        "half",
+        "hazards",
+        "join",
+        "sources",
+        "staged",
+        "wide_width",
+    )
+
+    def __init__(
+        self,
+        region: Region,
+        move: int,
+        sources: Sequence[Source | Read],
+        combine: Combine,
+        hazards: list[tuple[Task, int, int]],
+        *,
+        half: bool,
+        wide_width: int,
+        join: Callable[[Sequence[Meta]], tuple[Meta, tuple[float, ...] | None, float | None]],
+    ) -> None:
+        super().__init__(region, move)
+        self.sources = tuple(sources)
+        self.combine = combine
+        self.hazards = hazards
+        self.half = half
+        self.wide_width = wide_width
+        self.join = join
+        self.direct = False
+        # A copy whose memory is busy with earlier moves waits for them, which needs no staging
+        # and cannot block them. Within its own move a peer may wait for us in turn, and what
+        # comes ahead of a grant must have a place: both need staging.
+        # Scratch is wide, so half precision that arrives for it is converted on the way.
+        self.staged = (
+            combine is not COPY
+            or (half and region.space != RESULT)
+            or (
+                bool(hazards)
+                and (len(region) <= WINDOW or any(task.move == move for task, _, _ in hazards))
+            )
+        )
+
+    def open(self, io: RoundIO) -> None:
+        """Post the receives and grant what can be granted."""
+        length = len(self.region)
+        if length == 0:
+            return
+        if not self.staged and not self.hazards:
+            self.direct = True
+        for source in self.sources:
+            if isinstance(source, Source):
+                if self.staged:
+                    source.areas = io.staging()
+                io.open_receive(source.peer, source.ordinal, length)
+        self._grant(io)
+
+    def land(self, source: Source, start: int, count: int, width: int) -> Slice:
+        """Return where elements of a frame go; see :meth:`p2pdpt.channel.Landing.buffer`."""
+        wide = self.half and width == self.wide_width
+        if source.areas is None:
+            if self.region.space != RESULT:
+                source.landing = self.region.space
+            else:
+                source.landing = WIDE if wide else RESULT
+            base = self.region.start
+            return Slice(source.landing, base + start, base + start + count)
+        source.landing = source.areas[1] if wide else source.areas[0]
+        position = start % WINDOW
+        return Slice(source.landing, position, min(position + count, WINDOW))
+
+    def note_arrived(self, source: Source, count: int, meta: Meta) -> bool:
+        """Note elements that are in memory; return whether the region progressed by it."""
+        source.arrived += count
+        if source.areas is None:
+            self.finish_run(self.region.start + source.arrived, source.landing, meta)
+            return True
+        runs = source.runs
+        if runs and runs[-1][1] == source.landing and runs[-1][2] == meta:
+            runs[-1] = (source.arrived, source.landing, meta)
+        else:
+            runs.append((source.arrived, source.landing, meta))
+        return False
+
+    def advance(self, io: RoundIO) -> bool:
+        if self.complete:
+            return False
+        clear = self._clear()
+        if not self.staged:
+            if not self.direct and clear >= self.region.stop:
+                self.direct = True
+                self._grant(io)
+            return False
+        base = self.region.start
+        begun = self.done
+        limit = clear - base
+        for source in self.sources:
+            if isinstance(source, Source):
+                limit = min(limit, source.arrived)
+            else:
+                limit = min(limit, source.available(base + self.done) - base)
+        while self.done < limit:
+            self._fold(io, limit)
+        if self.complete:
+            for source in self.sources:
+                if isinstance(source, Source) and source.areas is not None:
+                    io.release(source.areas)
+        else:
+            self._grant(io)
+        return self.done > begun
+
+    def _fold(self, io: RoundIO, limit: int) -> None:
+        base, done = self.region.start, self.done
+        stop = min(limit, done - done % WINDOW + WINDOW)
+        found: list[tuple[int, Meta, bool]] = []
+        for source in self.sources:
+            if isinstance(source, Source):
+                while source.runs[0][0] <= done:
+                    del source.runs[0]
+                end, area, meta = source.runs[0]
+                found.append((area, meta, True))
+            else:
+                end, area, meta = source.run(base + done)
+                end -= base
+                found.append((area, meta, False))
+            stop = min(stop, end)
+        meta, scales, divisor = self.join([each[1] for each in found])
+        position = done % WINDOW
+        count = stop - done
+        slices = [
+            Slice(area, position, position + count)
+            if remote
+            else Slice(area, base + done, base + stop)
+            for area, _, remote in found
+        ]
+        if self.region.space != RESULT:
+            area = self.region.space
+        elif not self.half:
+            area = RESULT
+        elif self.combine is COPY:
+            source = self.sources[0]
+            assert isinstance(source, Source) and source.areas is not None
+            area = RESULT if found[0][0] == source.areas[0] else WIDE
+        else:
+            area = RESULT if meta.count == 0 else WIDE
+        io.fold(Slice(area, base + done, base + stop), slices, self.combine, scales, divisor)
+        self.finish_run(base + stop, area, meta)
+
+    def _clear(self) -> int:
+        """Return up to which absolute element no earlier task needs the memory."""
+        if not self.hazards:
+            return self.region.stop
+        limit = self.region.stop
+        left = []
+        for task, start, stop in self.hazards:
+            reached = task.region.start + task.done if task.streams else start
+            if reached < stop and not task.complete:
+                left.append((task, start, stop))
+                limit = min(limit, max(start, reached))
+        self.hazards = left
+        return limit
+
+    def _instant(self) -> bool:
+        """Whether all that arrives can be folded at once."""
+        if self.hazards:
+            return False
+        remote = 0
+        for source in self.sources:
+            if isinstance(source, Source):
+                remote += 1
+            elif source.available(self.region.start) < self.region.stop:
+                return False
+        return remote <= 1
+
+    def _grant(self, io: RoundIO) -> None:
+        length = len(self.region)
+        if self.direct:
+            upto = length
+        elif not self.staged:
+            return
+        else:
+            upto = length if self._instant() else min(length, self.done + WINDOW)
+        for source in self.sources:
+            if isinstance(source, Source) and upto > source.granted:
+                # Small grants would cost more messages than they free memory.
+                if upto < length and upto - source.granted < WINDOW // 2:
+                    continue
+                source.granted = upto
+                io.grant(source.peer, source.ordinal, upto)
+
+    def describe(self) -> str:
+        verb = "copy" if self.combine is COPY else self.combine.name.lower()
+        waits = []
+        for source in self.sources:
+            if isinstance(source, Source):
+                if source.arrived < len(self.region):
+                    waits.append(
+                        f"rank {source.peer} sent {source.arrived} of {len(self.region)} elements"
+                    )
+            elif source.available(self.region.start) < self.region.stop:
+                waits.append("the own part is not ready")
+        if self.hazards:
+            waits.append("the memory is still in use")
+        return f"receive ({verb}) into {_name(self.region)}: {'; '.join(waits) or 'folding'}"
+
+
+class LocalTask(Task):
+    """A kernel that reads one region and writes another."""
+
+    __slots__ = ("half", "hazards", "kernel", "notify", "read", "source", "started")
+
+    streams = False
+
+    def __init__(
+        self,
+        region: Region,
+        move: int,
+        source: Region,
+        read: Read,
+        kernel: Kernel,
+        hazards: list[tuple[Task, int, int]],
+        notify: Callable[[Task], None],
+        *,
+        half: bool,
+    ) -> None:
+        super().__init__(region, move)
+        self.half = half
+        self.source = source
+        self.read = read
+        self.kernel = kernel
+        self.hazards = hazards
+        self.notify = notify
+        self.started = False
+
+    def advance(self, io: RoundIO) -> bool:
+        if self.started or self.read.available(self.source.start) < self.source.stop:
+            return False
+        self.hazards = [each for each in self.hazards if not each[0].complete]
+        if self.hazards:
+            return False
+        self.started = True
+        slices = []
+        metas = set()
+        position = self.source.start
+        while position < self.source.stop:
+            stop, area, meta = self.read.run(position)
+            stop = min(stop, self.source.stop)
+            slices.append(Slice(area, position, stop))
+            metas.add(meta)
+            position = stop
+        if len(metas) > 1:
+            raise HazardError(
+                f"a kernel reads {_name(self.source)}, whose parts hold different contributions"
+            )
+        meta = metas.pop() if metas else Meta(1.0, 1.0, 0)
+        region = self.region
+        area = WIDE if self.half and region.space == RESULT and meta.count else region.space
+
+        def done() -> None:
+            self.finish_run(region.stop, area, meta)
+            self.notify(self)
+
+        io.local(self.kernel, slices, Slice(area, region.start, region.stop), done)
+        return False
+
+    def describe(self) -> str:
+        state = "running" if self.started else "waiting for its input"
+        return f"kernel from {_name(self.source)} into {_name(self.region)}: {state}"
+
+
+def _name(region: Region) -> str:
+    space = "" if region.space == 0 else f" of space {region.space}"
+    return f"elements {region.start}..{region.stop}{space}"
+
+
