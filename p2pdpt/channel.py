@@ -72,17 +72,17 @@ class Meta(NamedTuple):
     A *leaf* is one member's unfolded contribution: ``(weight, weight, 1)``. A fold of sources
     of equal scale only adds them and keeps the scale; otherwise it multiplies each by its scale
     and the sum has scale 1. The weighted mean is ``elements * scale / total``. A *finished*
-    element (every contribution is in, and it has been divided) has count 0.
+    element (every contribution is in, and it has been divided) has 0 contributions.
 
     Attributes:
         scale: factor that turns the elements into the weighted sum.
         total: sum of the weights of the contributions inside.
-        count: how many contributions are inside; 0 once finished.
+        contributions: how many are inside; 0 once finished.
     """
 
     scale: float = 1.0
     total: float = 1.0
-    count: int = 1
+    contributions: int = 1
 
 
 @dataclass(frozen=True, slots=True)

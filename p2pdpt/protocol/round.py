@@ -631,10 +631,10 @@ class Round(Links):
             while position < stop:
                 run_stop, area, meta = read.run(position)
                 run_stop = min(run_stop, stop)
-                if self._exact and meta.count not in (0, self.size):
+                if self._exact and meta.contributions not in (0, self.size):
                     raise IncompleteError(
                         f"{self._topology.describe()} ended while elements {position}.."
-                        f"{run_stop} of rank {self.rank} held {meta.count} of {self.size} "
+                        f"{run_stop} of rank {self.rank} held {meta.contributions} of {self.size} "
                         "contributions"
                     )
                 scales, divisor = finish(meta, self._reduction)

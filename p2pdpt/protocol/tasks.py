@@ -439,7 +439,7 @@ class RecvTask(Task):
             assert isinstance(source, Source) and source.areas is not None
             area = RESULT if found[0][0] == source.areas[0] else WIDE
         else:
-            area = RESULT if meta.count == 0 else WIDE
+            area = RESULT if meta.contributions == 0 else WIDE
         io.fold(Slice(area, base + done, base + stop), slices, self.combine, scales, divisor)
         self.finish_run(base + stop, area, meta)
 
@@ -551,7 +551,7 @@ class LocalTask(Task):
             )
         meta = metas.pop() if metas else Meta(1.0, 1.0, 0)
         region = self.region
-        area = WIDE if self.half and region.space == RESULT and meta.count else region.space
+        area = WIDE if self.half and region.space == RESULT and meta.contributions else region.space
 
         def done() -> None:
             self.finish_run(region.stop, area, meta)

@@ -76,9 +76,9 @@ def join(
     count = 0
     total = 0.0
     for meta in sources:
-        if exact and meta.count == 0:
+        if exact and meta.contributions == 0:
             raise HazardError("a fold adds a result that already holds every contribution")
-        count += meta.count
+        count += meta.contributions
         total += meta.total
     if exact and count > size:
         raise HazardError(f"a fold holds {count} contributions of {size} members")
@@ -101,7 +101,7 @@ def join(
 
 def finish(meta: Meta, reduction: Reduction) -> tuple[tuple[float, ...] | None, float | None]:
     """Return the scales and the divisor that finish a range worth `meta` at a round's end."""
-    if meta.count == 0 or reduction is not Reduction.MEAN:
+    if meta.contributions == 0 or reduction is not Reduction.MEAN:
         return None, None
     if meta.total == 0.0:
         return (0.0,), None
