@@ -25,7 +25,7 @@ what to do. Nothing else reaches a user: no bare ``CancelledError``, ``KeyError`
         NotEnoughNodesError     the nodes never came: exit code 3
         RunStartedError         the run began without this node
         PeerFailedError         a member died, closed or fell silent
-        PeerLeftError           a member ended its script while others go on
+          PeerLeftError         a member ended its script while others go on
         SchemaError             the members' models differ
         ViewChangedError        the view ended while something waited
       SessionError              the session was used in a way that cannot work
