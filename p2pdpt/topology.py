@@ -36,7 +36,6 @@ A topology in full, all-reduce by sending everything to everybody::
 from __future__ import annotations
 
 import enum
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +44,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from p2pdpt.errors import TopologyError
 
 if TYPE_CHECKING:
-    import numpy as np
+    import random
+
     import numpy.typing as npt
 
 __all__ = [
@@ -255,9 +255,9 @@ class Recv:
 
 Operation = Send | Recv
 if TYPE_CHECKING:
-    Kernel = Callable[[npt.NDArray[np.generic], npt.NDArray[np.generic]], None]
+    Kernel = Callable[[npt.NDArray[Any], npt.NDArray[Any]], object]
 else:
-    Kernel = Callable[..., None]
+    Kernel = Callable[..., object]
 """Called as ``kernel(dst, src)`` with arrays; half precision is shown as float32."""
 
 

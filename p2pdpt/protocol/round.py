@@ -15,10 +15,10 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from p2pdpt.channel import Meta
 from p2pdpt.errors import HazardError, IncompleteError, TopologyError
 from p2pdpt.protocol.intervals import IntervalMap
 from p2pdpt.protocol.mailbox import Mailbox, is_mail
+from p2pdpt.protocol.posting import Flight, Posted, Request, check_region
 from p2pdpt.protocol.tasks import (
     MINE,
     RESULT,
@@ -35,54 +35,13 @@ from p2pdpt.protocol.weighting import Fold, Reduction, finish, join, leaf
 from p2pdpt.topology import ADD, ANY, COPY, Handle, Links, Message, Recv, Region, Send
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Generator, Iterable, Sequence
+    from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 
+    from p2pdpt.channel import Meta
     from p2pdpt.dtypes import DType
     from p2pdpt.topology import Bucket, Combine, Facts, Kernel, Operation, Topology
 
 __all__ = ["Round"]
-
-
-class _Posted(Handle):
-    """A posted operation, done when all its tasks are, or when ``finished`` is set."""
-
-    __slots__ = ("awaited", "finished", "mail", "reads", "tasks", "text", "writes")
-
-    def __init__(self, text: str) -> None:
-        self.tasks: list[Task] = []
-        self.mail: Message | None = None
-        self.finished = False
-        self.awaited = False
-        self.reads: tuple[Region, ...] = ()
-        self.writes: Region | None = None
-        self.text = text
-
-    @property
-    def done(self) -> bool:
-        if self.tasks:
-            return all(task.complete for task in self.tasks)
-        return self.finished
-
-    @property
-    def message(self) -> Message | None:
-        return self.mail
-
-
-class _Request:
-    """What a coroutine awaits; yields itself to the round, which resumes it."""
-
-    __slots__ = ("count", "deadline", "handles", "kind")
-
-    def __init__(
-        self, kind: str, handles: Sequence[_Posted], count: int, deadline: float | None
-    ) -> None:
-        self.kind = kind
-        self.handles = handles
-        self.count = count
-        self.deadline = deadline
-
-    def __await__(self) -> Generator[_Request, Any, Any]:
-        return (yield self)
 
 
 class Round(Links):
@@ -137,7 +96,7 @@ class Round(Links):
         self._ahead = topology.static and run_ahead
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._topology = topology
-        self._request: _Request | None = None
+        self._request: Request | None = None
         self._returned = False
         self._spaces: dict[int, IntervalMap[Task | None]] = {
             RESULT: IntervalMap(bucket.length, None)
@@ -148,7 +107,7 @@ class Round(Links):
         self._sends: dict[tuple[int, int], SendTask] = {}
         self._receives: dict[tuple[int, int], tuple[RecvTask, Source]] = {}
         self._incomplete: set[Task] = set()
-        self._logical: list[_Posted] = []
+        self._flight = Flight()
         self._queue: deque[Task] = deque()
         self._pumping = False
         self._move = 0
@@ -158,7 +117,7 @@ class Round(Links):
     # What a plugin sees.
 
     def move(self, *operations: Operation) -> Awaitable[list[Message]]:
-        return _Request("move", self._post(operations), len(operations), None)
+        return Request("move", self._post(operations), len(operations), None)
 
     def post(self, *operations: Operation) -> tuple[Handle, ...]:
         return self._post(operations)
@@ -170,15 +129,15 @@ class Round(Links):
         count: int | None = None,
         deadline: float | None = None,
     ) -> Awaitable[list[Handle]]:
-        posted = [handle for handle in handles if isinstance(handle, _Posted)]
+        posted = [handle for handle in handles if isinstance(handle, Posted)]
         wanted = len(posted) if count is None else min(count, len(posted))
-        return _Request("wait", posted, wanted, deadline)
+        return Request("wait", posted, wanted, deadline)
 
     def local(self, kernel: Kernel, src: Region, dst: Region) -> Awaitable[None]:
         self._move += 1
-        handle = _Posted("kernel")
+        handle = Posted("kernel")
         handle.writes, handle.reads = dst, (src,)
-        self._check_hazards([handle])
+        self._flight.check([handle], self._length_of)
         task = LocalTask(
             dst,
             self._move,
@@ -191,8 +150,8 @@ class Round(Links):
         )
         handle.tasks = [task]
         self._track(task, reads=[src], writes=dst)
-        self._logical.append(handle)
-        return _Request("local", [handle], 1, None)
+        self._flight.add([handle])
+        return Request("local", [handle], 1, None)
 
     def scratch(self, length: int) -> Region:
         space = self.next_space()
@@ -200,7 +159,7 @@ class Round(Links):
         return Region(0, length, space)
 
     def apply(self, shard: int, message: Message) -> Awaitable[None]:
-        handle = _Posted("apply")
+        handle = Posted("apply")
 
         def done() -> None:
             handle.finished = True
@@ -209,7 +168,7 @@ class Round(Links):
 
         slices = [Slice(region.space, region.start, region.stop) for region in message.regions]
         self._io.apply(shard, message, slices, done)
-        return _Request("local", [handle], 1, None)
+        return Request("local", [handle], 1, None)
 
     def release(self, message: Message) -> None:
         self._mailbox.release(message)
@@ -297,11 +256,11 @@ class Round(Links):
 
     # Issuing operations.
 
-    def _post(self, operations: Sequence[Operation]) -> tuple[_Posted, ...]:
+    def _post(self, operations: Sequence[Operation]) -> tuple[Posted, ...]:
         self._move += 1
         handles = []
         for operation in operations:
-            handle = _Posted(str(operation))
+            handle = Posted(str(operation))
             if isinstance(operation, Send):
                 what = operation.what
                 handle.reads = (what,) if isinstance(what, Region) else what.regions
@@ -311,7 +270,7 @@ class Round(Links):
             else:
                 raise TopologyError(f"{operation!r} is neither a Send nor a Recv")
             handles.append(handle)
-        self._check_hazards(handles)
+        self._flight.check(handles, self._length_of)
         # All sends read the state before the move, so they are resolved before any receive
         # of the move becomes the writer of its region; and so are own contributions.
         prepared = [self._prepare(operation) for operation in operations]
@@ -323,7 +282,7 @@ class Round(Links):
                 receives.append((operation, handle, own))
         for operation, handle, own in receives:
             self._post_receive(operation, handle, own)
-        self._logical.extend(handles)
+        self._flight.add(handles)
         return tuple(handles)
 
     def _prepare(self, operation: Operation) -> tuple[Read | None, Read | None]:
@@ -334,7 +293,7 @@ class Round(Links):
             return None, self._read(operation.region)
         return None, None
 
-    def _post_send(self, operation: Send, handle: _Posted, read: Read | None) -> None:
+    def _post_send(self, operation: Send, handle: Posted, read: Read | None) -> None:
         for peer in operation.to:
             self._check_peer(peer, "send to")
         what = operation.what
@@ -355,7 +314,7 @@ class Round(Links):
             to.append((peer, ordinal))
         handle.tasks = [self._start_send(what, to, read)]
 
-    def _post_receive(self, operation: Recv, handle: _Posted, own: Read | None) -> None:
+    def _post_receive(self, operation: Recv, handle: Posted, own: Read | None) -> None:
         if operation.sources is ANY:
             self._ahead = False
 
@@ -435,40 +394,12 @@ class Round(Links):
         if peer == self.rank:
             raise TopologyError(f"{verb} itself: rank {peer} may only list itself as a source")
 
-    def _check_region(self, region: Region) -> None:
-        space = self._spaces.get(region.space)
-        if space is None:
-            raise TopologyError(f"{region} lies in a space that does not exist")
-        if region.stop > space.length:
-            raise TopologyError(
-                f"elements {region.start}..{region.stop} lie outside the {space.length} elements "
-                f"of {'the bucket' if region.space == RESULT else f'space {region.space}'}"
-            )
-
-    def _check_hazards(self, posted: Sequence[_Posted]) -> None:
-        """Refuse what the plugin could not know to be ordered."""
-        self._logical = [handle for handle in self._logical if not handle.awaited]
-        for index, handle in enumerate(posted):
-            for region in handle.reads:
-                self._check_region(region)
-            if handle.writes is not None:
-                self._check_region(handle.writes)
-                for other in posted[:index]:
-                    if other.writes is not None and _overlap(handle.writes, other.writes):
-                        raise HazardError(
-                            f"two operations of one move write elements of {handle.writes}"
-                        )
-            for other in self._logical:
-                pairs = [(handle.writes, each) for each in (other.writes, *other.reads)]
-                pairs += [(each, other.writes) for each in handle.reads]
-                for mine, theirs in pairs:
-                    if mine is not None and theirs is not None and _overlap(mine, theirs):
-                        raise HazardError(
-                            f"{mine} is used while {other.text} is in flight; wait for it first"
-                        )
+    def _length_of(self, space: int) -> int | None:
+        found = self._spaces.get(space)
+        return None if found is None else found.length
 
     def _read(self, region: Region) -> Read:
-        self._check_region(region)
+        check_region(region, self._length_of)
         parts = self._spaces[region.space].lookup(region.start, region.stop)
         if region.space != RESULT and any(writer is None for _, _, writer in parts):
             raise HazardError(f"{region} is read, but nothing has been written there")
@@ -613,7 +544,7 @@ class Round(Links):
         except StopIteration:
             self._returned = True
             return True
-        if not isinstance(awaited, _Request):
+        if not isinstance(awaited, Request):
             raise TopologyError(
                 f"{self._topology.describe()} awaits {awaited!r}; a topology awaits only links"
             )
@@ -649,7 +580,3 @@ class Round(Links):
                     )
                 position = run_stop
         self.finished = True
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    return one.space == other.space and one.start < other.stop and other.start < one.stop

@@ -436,7 +436,8 @@ class RecvTask(Task):
             area = RESULT
         elif self.combine is COPY:
             source = self.sources[0]
-            assert isinstance(source, Source) and source.areas is not None
+            assert isinstance(source, Source)
+            assert source.areas is not None
             area = RESULT if found[0][0] == source.areas[0] else WIDE
         else:
             area = RESULT if meta.contributions == 0 else WIDE
@@ -568,5 +569,3 @@ class LocalTask(Task):
 def _name(region: Region) -> str:
     space = "" if region.space == 0 else f" of space {region.space}"
     return f"elements {region.start}..{region.stop}{space}"
-
-

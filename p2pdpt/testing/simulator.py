@@ -388,7 +388,7 @@ class _Simulation:
         transfer = self.transfer(source, to, ordinal)
         if transfer.busy or not transfer.queue or self.nodes[source].dead:
             return
-        data, meta = transfer.queue[0]
+        data, _meta = transfer.queue[0]
         whole = len(data) if isinstance(data, bytes) else data.stop - data.start
         count = min(whole, self.random.randint(*self.network.frame_elements))
         width = 1 if isinstance(data, bytes) else self.nodes[source].memory.view(data).itemsize
