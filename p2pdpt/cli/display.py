@@ -10,14 +10,14 @@ import contextlib
 import os
 import select
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from p2pdpt.cli.figures import human_bytes, human_number, human_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from collections.abc import Sequence
+
+    from rich.console import Console, Group
 
     from p2pdpt.cli.events import Joined
     from p2pdpt.cli.outcome import NodeState
@@ -64,7 +64,7 @@ class Display(Protocol):
         """Say that the run has begun, once."""
 
     def tick(self, seconds: float) -> None:
-        """Bring the figures up to date, `seconds` after the start; called several times a second."""
+        """Bring the figures up to date, `seconds` after the start; called often."""
 
     def end(self, summary: Summary | None, failure: Sequence[str]) -> None:
         """Take the live part away, show the table if there is one, then the failure if any."""
@@ -79,10 +79,12 @@ def create_display(run: str, nodes: Sequence[NodeState]) -> Display:
 
 
 def _began(run: str, event: Joined) -> str:
-    count = len(event.members)
-    members = f"{count} member{'s' if count != 1 else ''} ({', '.join(event.members)})"
     how = f", {event.topology} over {event.transport}" if event.transport else ""
-    return f"{run}: {members}{how}"
+    return f"{run}: {_counted(len(event.members))} ({', '.join(event.members)}){how}"
+
+
+def _counted(members: int) -> str:
+    return f"{members} member{'s' if members != 1 else ''}"
 
 
 def _members(nodes: Sequence[NodeState]) -> int:
@@ -93,7 +95,7 @@ def progress_line(run: str, nodes: Sequence[NodeState], seconds: float) -> str:
     """Return the run's figures in one line."""
     known = [node.progress for node in nodes if node.progress is not None]
     if not known:
-        waiting = sum(node.joined is None for node in nodes)
+        waiting = sum(node.joined is None and node.status is None for node in nodes)
         what = f"{waiting} of {len(nodes)} local nodes not joined yet" if waiting else "joined"
         return f"{run}: {what}, {human_seconds(seconds)}"
     losses = [progress.loss for progress in known if progress.loss is not None]
@@ -102,7 +104,7 @@ def progress_line(run: str, nodes: Sequence[NodeState], seconds: float) -> str:
         *([f"loss {sum(losses) / len(losses):.4f}"] if losses else []),
         f"{human_number(sum(progress.samples_per_s for progress in known))} samples/s",
         f"{human_bytes(sum(progress.bytes_sent for progress in known))} sent",
-        f"{_members(nodes)} members",
+        _counted(_members(nodes)),
         human_seconds(seconds),
     ]
     return f"{run}: {', '.join(parts)}"
@@ -218,14 +220,13 @@ class TerminalDisplay:
         with contextlib.suppress(OSError):
             self._console.print(Text.from_ansi(line), soft_wrap=True)
 
-    def _table(self, seconds: float) -> Table:
+    def _table(self, seconds: float) -> Group:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(
-            title=progress_line(self._run, self._nodes, seconds),
-            title_justify="left",
-            title_style="bold",
-        )
+        title = progress_line(self._run, self._nodes, seconds)
+        table = Table()
         table.add_column("node")
         table.add_column("state")
         for head in ("step", "samples/s", "loss", "sent", "exposed", "members"):
@@ -244,13 +245,13 @@ class TerminalDisplay:
             members = str(len(node.joined.members)) if node.joined else ""
             style = {"failed": "red", "failing": "red", "done": "green"}.get(node.state)
             table.add_row(node.name, node.state, *cells, members, style=style)
-        return table
+        return Group(Text(title, style="bold", no_wrap=True, overflow="ellipsis"), table)
 
     def _final(self, summary: Summary) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=summary.title, title_justify="left", title_style="bold")
+        table = Table()
         for column, head in enumerate(summary.columns):
             table.add_column(head, justify="right" if column else "left", no_wrap=True)
         for row in summary.rows():
@@ -261,6 +262,7 @@ class TerminalDisplay:
             figures.add_row(Text(name), Text(value, style="bold red" if wrong else "bold"))
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+            self._console.print(Text(summary.title, style="bold"))
             if summary.nodes:
                 self._console.print(table)
             self._console.print(figures)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["human_bytes", "human_number", "human_seconds", "parse_size", "plain_table"]
 
@@ -49,7 +52,7 @@ def parse_size(text: str) -> int:
     digits = text.strip().upper().removesuffix("B").removesuffix("I")
     power = {"K": 1, "M": 2, "G": 3}.get(digits[-1:], 0)
     number = float(digits[:-1] if power else digits) * 1024**power
-    if number < 1 or number != int(number):
+    if not number >= 1 or number % 1 != 0:
         raise ValueError(f"{text!r} is not a number of bytes")
     return int(number)
 

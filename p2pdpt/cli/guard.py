@@ -11,7 +11,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["guard", "kill_group"]
 

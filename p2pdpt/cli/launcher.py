@@ -13,15 +13,19 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from p2pdpt.cli.display import Display
 from p2pdpt.cli.events import MAX_LINE, parse_event
 from p2pdpt.cli.guard import kill_group
 from p2pdpt.cli.lines import LineSplitter, TracebackHold
 from p2pdpt.cli.outcome import NodeState, first_failure
 from p2pdpt.cli.processes import Guard, Process, adopt_orphans, end_orphans, reap, spawn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from p2pdpt.cli.display import Display
 
 __all__ = ["Launcher", "NodePlan", "RunEnd"]
 

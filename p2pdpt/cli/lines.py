@@ -6,7 +6,10 @@ No input or output and no clock here: bytes and times are arguments.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["LineSplitter", "TracebackHold", "last_error", "own_frames"]
 
@@ -57,8 +60,9 @@ def _text(line: bytes) -> str:
 class TracebackHold:
     """Keeps a traceback back until it is known whether its process dies of it.
 
-    Whoever feeds it releases it for good when the process has ended. A dying node's traceback belongs at the end of the output, once; one that the script caught
-    and wrote itself belongs where it was written.
+    Whoever feeds it releases it for good when the process has ended. A dying node's traceback
+    belongs at the end of the output, once; one that the script caught and wrote itself belongs
+    where it was written.
     """
 
     def __init__(self, patience: float = 2.0) -> None:

@@ -6,12 +6,15 @@ Decisions only: events and the statuses of processes come in, sentences and numb
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from p2pdpt import errors
 from p2pdpt.cli.events import Event, Failed, Finished, Joined, Progress, Report, Value
 from p2pdpt.cli.lines import last_error, own_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 __all__ = [
     "NOT_ENOUGH_NODES",

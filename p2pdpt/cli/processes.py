@@ -15,12 +15,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from p2pdpt.cli import guard as guard_module
 from p2pdpt.cli.guard import kill_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["Guard", "Process", "adopt_orphans", "end_orphans", "reap", "spawn", "threads_per_node"]
 
@@ -99,7 +101,7 @@ def spawn(
             pipes.append((read, write))
         report = pipes[0][1]
         prctl = _prctl()
-        child = subprocess.Popen(  # noqa: S603
+        child = subprocess.Popen(
             list(command),
             stdin=None if foreground else subprocess.DEVNULL,
             stdout=None if foreground else pipes[1][1],
@@ -168,9 +170,10 @@ class Guard:
         """
         read, self._write = os.pipe()
         try:
-            # -I -S: nothing of the user's environment, and half the start-up time.
-            child = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", "-S", guard_module.__file__],
+            # -I -S: nothing of the user's environment, and half the start-up time. The number is
+            # for who looks at a list of processes.
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard_module.__file__, str(os.getpid())],
                 stdin=read,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -8,9 +8,8 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,16 +23,29 @@ from p2pdpt.cli.processes import threads_per_node
 from p2pdpt.cli.summary import Summary, write_json
 from p2pdpt.errors import ConfigError, UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 __all__ = ["run"]
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--nodes", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N",
-              help="How many nodes to start on this machine.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many nodes to start on this machine.",
+)
 @run_options
 @network_options
-@click.option("--summary", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the figures of the end to a file, as JSON.")
+@click.option(
+    "--summary",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the figures of the end to a file, as JSON.",
+)
 @debug_option
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,6 +12,9 @@ import msgspec
 from p2pdpt.cli.figures import human_bytes, human_number, human_seconds, plain_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
     from p2pdpt.cli.events import Finished, Value
     from p2pdpt.cli.outcome import NodeState
 
