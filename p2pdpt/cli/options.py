@@ -56,7 +56,11 @@ network_options = _together(
 """How a node is reached and whom it trusts."""
 
 run_options = _together(
-    click.option("--run", metavar="NAME", help="The run's name; random unless given."),
+    click.option(
+        "--run", metavar="NAME",
+        help="The run's name; unless given, the script's, with something random added if no "
+        "--join is given either.",
+    ),
     click.option("--topology", metavar="NAME", help="How to exchange: ring, mapreduce, a plugin."),
     click.option(
         "--min-nodes", type=int, metavar="N",

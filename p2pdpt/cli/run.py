@@ -56,18 +56,12 @@ def run(
 
     Every node runs the same script; ARGUMENTS are passed on to it. Ends with a table of what
     was done, and exits with the failed node's code if one fails.
-    """  # fmt: skip
+    """
     check_script(script)
     if summary is not None:
         _check_writable(summary)
-    environment = {**os.environ, **as_environment(flags, os.environ)}
-    defaults = {
-        "P2PDPT_RUN": f"{_slug(script)}-{secrets.token_hex(3)}",
-        "P2PDPT_MIN_NODES": str(nodes),
-    }
-    for variable, value in defaults.items():
-        # An empty variable counts as not given.
-        environment[variable] = environment.get(variable) or value
+    environment = run_environment(script, flags)
+    environment["P2PDPT_MIN_NODES"] = environment.get("P2PDPT_MIN_NODES") or str(nodes)
     plans = plan_nodes([sys.executable, script, *arguments], nodes, environment)
     for plan in plans:
         _, settings, _ = configs(plan.environment)
@@ -112,6 +106,20 @@ def supervise(launcher: Launcher, display: Display | None) -> RunEnd:
         if isinstance(error, OSError):
             raise UsageError(f"a node cannot be started: {error}") from error
         raise
+
+
+def run_environment(script: str, flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return our environment with what the flags set, and a name for the run.
+
+    Raises:
+        ConfigError: a flag's value is wrong.
+    """
+    environment = {**os.environ, **as_environment(flags, os.environ)}
+    if not environment.get("P2PDPT_RUN"):
+        # Nodes elsewhere that are started by the same command must come to the same name.
+        own = "" if environment.get("P2PDPT_JOIN") else f"-{secrets.token_hex(3)}"
+        environment["P2PDPT_RUN"] = _slug(script) + own
+    return environment
 
 
 def check_script(script: str) -> None:

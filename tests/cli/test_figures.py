@@ -49,7 +49,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "K", "0", "-4K", "4X", "1.5", "nan", "inf"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ValueError, match="not a number of bytes|could not convert"):
+    with pytest.raises(ValueError, match=r"not a number of bytes|could not convert"):
         parse_size(text)
 
 
