@@ -106,7 +106,7 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         self.context = context
 
     def __len__(self) -> int:
-        return max(0, len(self.text) - 1) // self.context
+        return (len(self.text) - 1) // self.context
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         start = index * self.context
@@ -154,14 +154,14 @@ def main() -> int:
     args = parser.parse_args()
 
     train_text, test_text = read_library()
-    train, test = Windows(train_text, args.context), Windows(test_text, args.context)
-    if len(train) < args.batch_size or not len(test):
+    if len(train_text) <= args.batch_size * args.context or len(test_text) <= args.context:
         print(
             f"language_model: too little Python source below {sysconfig.get_path('stdlib')}; "
             "install your Python's standard library as .py files",
             file=sys.stderr,
         )
         return 2
+    train, test = Windows(train_text, args.context), Windows(test_text, args.context)
 
     torch.manual_seed(args.seed)
     model = ByteGPT(*SIZES[args.size], context=args.context)
@@ -213,12 +213,11 @@ def main() -> int:
                 scheduler.step()
                 optimizer.zero_grad()
             s.report(bits_per_byte=bits_per_byte())
-        speaks = s.rank == 0
 
-    if speaks:
-        model.eval()
-        written = model.write(b"def ", length=300, seed=args.seed)
-        print("A sample of what it writes:\n" + written.decode("utf-8", errors="replace"))
+    # All nodes have the same model and write the same; `p2pdpt run` shows the first one's.
+    model.eval()
+    written = model.write(b"def ", length=200, seed=args.seed)
+    print("A sample of what it writes:\n" + written.decode("utf-8", errors="replace"))
     return 0
 
 
