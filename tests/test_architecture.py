@@ -130,6 +130,8 @@ def sources() -> tuple[Source, ...]:
     found = []
     for home, folder in folders:
         for path in sorted(folder.rglob("*.py")):
+            if "build" in path.relative_to(home).parts:
+                continue
             text = path.read_text(encoding="utf-8")
             name = ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
             found.append(Source(name, path, ast.parse(text), text))
