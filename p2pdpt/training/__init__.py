@@ -1,1 +1,7 @@
-"""Training with PyTorch: sessions, hooks, buckets. Nothing outside imports torch."""
+"""Training with torch: sessions, and what they are made of."""
+
+from __future__ import annotations
+
+from p2pdpt.training.session import Session, session
+
+__all__ = ["Session", "session"]
