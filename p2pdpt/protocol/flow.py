@@ -99,6 +99,11 @@ class Flow:
         if self._refusal is None:
             self._refusal = error
 
+    def halt(self, error: Exception) -> None:
+        """Place nothing and refuse everything from now on; ``close`` is to follow soon."""
+        self.refuse(error)
+        self._receiving.halt()
+
     def close(self, error: Exception) -> None:
         """End everything: incomplete receives fail with `error`, sends fall silent."""
         self.refuse(error)

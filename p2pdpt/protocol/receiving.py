@@ -555,13 +555,19 @@ class Receiving:
             and not self._skip
         )
 
+    def halt(self) -> None:
+        """Place nothing any more; bytes that still come are thrown away."""
+        self._closed = True
+        self._into = None
+        self._pos = self._end = 0
+        self._want = SCRATCH_BYTES
+
     def close(self, error: Exception) -> None:
         """Fail every receive that is not complete with `error`, and forget everything."""
-        self._closed = True
+        self.halt()
         messages = list(self._messages.values())
         self._messages.clear()
         self._discards.clear()
-        self._into = None
         for receive in messages:
             landing = receive.landing
             receive.state = _OVER

@@ -126,7 +126,7 @@ class TcpChannel(Channel, asyncio.BufferedProtocol):
             return
         if not self._reason:
             self._reason = reason
-            self._flow.refuse(self._closed(reason))
+            self._flow.halt(self._closed(reason))
         if self._wire is not None:
             self._wire.abort()
         else:
