@@ -9,7 +9,7 @@ import signal
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
 __all__ = ["ended_by_signal", "run_on_loop"]
@@ -19,11 +19,12 @@ _T = TypeVar("_T")
 
 def run_on_loop(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine on a new event loop, uvloop's where there is one."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        from asyncio import new_event_loop
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
 
 

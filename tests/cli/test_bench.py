@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from p2pdpt.cli.bench import _table
+from p2pdpt.cli.bench_allreduce import Row
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def test_the_table() -> None:
+    rows = [
+        Row(2, 4096, "gloo", 100e-6, 1.0, 250e-6, 300),
+        Row(2, 4096, "tcp", 90e-6, 0.9, 200e-6, 300),
+        Row(2, 100 << 20, "tcp", 0.25, None, 0.5, 7),
+        Row(2, 1000, "tcp", 1.0, None, 0.5, 7),
+    ]
+    assert _table(rows) == [
+        "method  nodes  size   median       rate     CPU  time / gloo's  repeats",
+        "gloo        2    4K   100 µs  41.0 MB/s  250 µs           1.00      300",
+        "tcp         2    4K  90.0 µs  45.5 MB/s  200 µs           0.90      300",
+        "tcp         2  100M   250 ms   419 MB/s  500 ms                       7",
+        "tcp         2  1000    1.0 s  1.00 kB/s  500 ms                       7",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--sizes", "4K,x", "could not convert string to float: 'X'"),
+        ("--sizes", "6", "6 bytes are no whole number of float32"),
+        ("--nodes", "2,0", "'2,0' is not a list of numbers from 1 to 64, like 2,4"),
+        ("--against", "glue", "'glue' is not 'gloo'"),
+    ],
+)
+def test_wrong_use(command: Command, option: str, value: str, said: str) -> None:
+    code, out, err = command("bench", "allreduce", option, value)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.endswith("\nTry: p2pdpt bench allreduce --help\n")
+
+
+def test_an_unknown_topology(command: Command) -> None:
+    code, out, err = command("bench", "allreduce", "--topology", "torus")
+    assert (code, out) == (2, "")
+    assert err == "p2pdpt: there is no topology called 'torus'; known: mapreduce, ring\n"
+
+
+def test_a_small_one(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    code, out, err = command(
+        *("bench", "allreduce", "--sizes", "4K,64K", "--nodes", "2,3", "--against", "gloo"),
+        *("--repeat", "3", "--json", str(file)),
+    )
+    assert (code, err.count("\n")) == (0, 8), err
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["nodes"], row["bytes"], row["method"], row["repeats"]) for row in rows] == [
+        (nodes, nbytes, method, 3)
+        for nodes in (2, 3)
+        for nbytes in (4096, 65536)
+        for method in ("gloo", "tcp")
+    ]
+    for gloo, tcp in zip(rows[::2], rows[1::2], strict=True):
+        assert gloo["ratio_to_gloo"] == 1.0
+        assert tcp["ratio_to_gloo"] == tcp["median_s"] / gloo["median_s"]
+        assert gloo["cpu_s"] > 0 and tcp["cpu_s"] > 0
+    assert out.count("\n") == 9
