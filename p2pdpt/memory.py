@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from p2pdpt.errors import ConfigError
@@ -77,6 +77,7 @@ class BucketMemory:
         mine: this node's contribution, shape ``(length,)``.
         result: what rounds produce, shape ``(length,)``; the same array as `mine` in place.
         areas: the memory behind them.
+        plans: what drivers remember about rounds of this bucket.
     """
 
     dtype: DType
@@ -84,6 +85,7 @@ class BucketMemory:
     mine: Any
     result: Any
     areas: tuple[Area, ...]
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def in_place(self) -> bool:

@@ -18,22 +18,27 @@ __all__ = ["Flight", "Posted", "Request", "check_region"]
 class Posted(Handle):
     """A posted operation, done when all its tasks are, or when ``finished`` is set."""
 
-    __slots__ = ("awaited", "finished", "mail", "reads", "tasks", "text", "writes")
+    __slots__ = ("awaited", "finished", "mail", "reads", "tasks", "what", "writes")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, what: object) -> None:
         self.tasks: list[Task] = []
         self.mail: Message | None = None
         self.finished = False
         self.awaited = False
         self.reads: tuple[Region, ...] = ()
         self.writes: Region | None = None
-        self.text = text
+        self.what = what
 
     @property
     def done(self) -> bool:
         if self.tasks:
             return all(task.complete for task in self.tasks)
         return self.finished
+
+    @property
+    def text(self) -> str:
+        """The operation as a person would write it."""
+        return str(self.what)
 
     @property
     def message(self) -> Message | None:

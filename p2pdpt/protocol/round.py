@@ -7,6 +7,7 @@ clock, socket, task or array.
 
 A ``static`` topology never looks at what arrives, so its coroutine runs ahead to its end at
 once, every receive is granted ahead, and the operations follow each other element by element.
+The tasks it issued are kept: the same round of the next step replays them without the coroutine.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Round(Links):
         self._receives: dict[tuple[int, int], tuple[RecvTask, Source]] = {}
         self._incomplete: set[Task] = set()
         self._flight = Flight()
+        self._recorded: list[Task] | None = [] if self._ahead else None
         self._queue: deque[Task] = deque()
         self._pumping = False
         self._move = 0
@@ -150,6 +152,7 @@ class Round(Links):
         )
         handle.tasks = [task]
         self._track(task, reads=[src], writes=dst)
+        task.start(self._io)
         self._flight.add([handle])
         return Request("local", [handle], 1, None)
 
@@ -175,12 +178,13 @@ class Round(Links):
 
     @property
     def now(self) -> float:
-        self._ahead = False
+        self._make_dynamic()
         return self._io.now()
 
     @property
     def rng(self) -> random.Random:
         if self._random is None:
+            self._recorded = None
             self._random = random.Random(self._seed)
         return self._random
 
@@ -192,6 +196,30 @@ class Round(Links):
         Raises whatever the topology raises, here and from every call below.
         """
         self._coroutine = self._topology.exchange(self, self._bucket)
+        self._pump()
+
+    @property
+    def replayable(self) -> bool:
+        """Whether ``replay`` may run this round again: it finished and depended on nothing."""
+        return self.finished and self._recorded is not None
+
+    def replay(self, io: RoundIO, weight: float) -> None:
+        """Run the recorded operations again, with another driver object and weight."""
+        assert self._recorded is not None
+        self._io = io
+        self.finished = False
+        self._leaf = leaf(weight if self._reduction is Reduction.MEAN else 1.0)
+        for task in self._recorded:
+            task.reset(self._leaf)
+        self._incomplete.update(self._recorded)
+        # While tasks start, bytes that came ahead may already let others go on.
+        self._pumping = True
+        try:
+            for task in self._recorded:
+                task.start(io)
+                self._mark(task)
+        finally:
+            self._pumping = False
         self._pump()
 
     def land(
@@ -260,7 +288,7 @@ class Round(Links):
         self._move += 1
         handles = []
         for operation in operations:
-            handle = Posted(str(operation))
+            handle = Posted(operation)
             if isinstance(operation, Send):
                 what = operation.what
                 handle.reads = (what,) if isinstance(what, Region) else what.regions
@@ -298,6 +326,7 @@ class Round(Links):
             self._check_peer(peer, "send to")
         what = operation.what
         if isinstance(what, Message):
+            self._make_dynamic()
             handle.finished = True
             handle.tasks = self._mailbox.send(operation.to, what)
             return
@@ -316,7 +345,7 @@ class Round(Links):
 
     def _post_receive(self, operation: Recv, handle: Posted, own: Read | None) -> None:
         if operation.sources is ANY:
-            self._ahead = False
+            self._make_dynamic()
 
             def deliver(message: Message) -> None:
                 handle.finished = True
@@ -354,9 +383,9 @@ class Round(Links):
         task = SendTask(region, self._move, to, read)
         for peer, ordinal in to:
             self._sends[peer, ordinal] = task
-            self._io.open_send(peer, ordinal, len(region))
         self._track(task, reads=[(a, b) for a, b, _ in self._kept(read)], writes=None)
         self._follow(task, read)
+        task.start(self._io)
         return task
 
     def _start_receive(
@@ -385,8 +414,13 @@ class Round(Links):
         for other, _, _ in task.hazards:
             other.followers.append(task)
         self._track(task, reads=[], writes=region)
-        task.open(self._io)
+        task.start(self._io)
         return task
+
+    def _make_dynamic(self) -> None:
+        """Stop running ahead: the topology looks at what only time tells."""
+        self._ahead = False
+        self._recorded = None
 
     def _check_peer(self, peer: int, verb: str) -> None:
         if not 0 <= peer < self.size:
@@ -416,7 +450,7 @@ class Round(Links):
         hazards = []
         for entry in active:
             task, ranges = entry
-            if task.complete:
+            if task.complete and self._recorded is None:
                 continue
             kept.append(entry)
             for start, stop in ranges:
@@ -447,6 +481,8 @@ class Round(Links):
         for space, listed in ranges.items():
             self._active[space].append((task, listed))
         self._incomplete.add(task)
+        if self._recorded is not None:
+            self._recorded.append(task)
         if isinstance(task, LocalTask):
             self._follow(task, task.read)
             for other, _, _ in task.hazards:
@@ -455,7 +491,7 @@ class Round(Links):
 
     def _follow(self, task: Task, read: Read) -> None:
         for _, _, writer in read.parts:
-            if writer is not None and not writer.complete:
+            if writer is not None:
                 writer.followers.append(task)
 
     # Going on.
@@ -491,7 +527,6 @@ class Round(Links):
             self._mark(follower)
         if task.complete:
             self._incomplete.discard(task)
-            task.followers.clear()
         if pump:
             self._pump()
 
@@ -523,6 +558,7 @@ class Round(Links):
         if request is not None:
             ready = [handle for handle in request.handles if handle.done]
             if request.kind == "wait":
+                self._make_dynamic()
                 late = request.deadline is not None and self._io.now() >= request.deadline
                 if len(ready) < request.count and not late:
                     if request.deadline is not None:

@@ -160,6 +160,15 @@ class Task:
         """Whether the whole region is finished."""
         return self.done >= len(self.region)
 
+    def reset(self, leaf: Meta) -> None:
+        """Begin anew, for another round of the same operations."""
+        self.done = 0
+        self.runs.clear()
+        self.dirty = False
+
+    def start(self, io: RoundIO) -> None:
+        """Tell the driver what the task will send or receive."""
+
     def advance(self, io: RoundIO) -> bool:
         """Go on as far as possible; return whether something was finished."""
         raise NotImplementedError
@@ -186,12 +195,11 @@ class Read:
             and the elements are this node's contribution.
     """
 
-    __slots__ = ("_index", "leaf", "parts")
+    __slots__ = ("leaf", "parts")
 
     def __init__(self, parts: list[tuple[int, int, Task | None]], leaf: Meta) -> None:
         self.parts = parts
         self.leaf = leaf
-        self._index = 0
 
     def available(self, position: int) -> int:
         """Return up to where elements from `position` on exist already."""
@@ -231,6 +239,18 @@ class SendTask(Task):
         self.read = read
         self.pushed = 0
         self.drained = dict.fromkeys(self.to, 0)
+
+    def reset(self, leaf: Meta) -> None:
+        super().reset(leaf)
+        self.read.leaf = leaf
+        self.pushed = 0
+        for each in self.to:
+            self.drained[each] = 0
+
+    def start(self, io: RoundIO) -> None:
+        length = len(self.region)
+        for peer, ordinal in self.to:
+            io.open_send(peer, ordinal, length)
 
     def advance(self, io: RoundIO) -> bool:
         length = len(self.region)
@@ -286,6 +306,12 @@ class Source:
         self.landing = RESULT
         self.runs: list[tuple[int, int, Meta]] = []
 
+    def reset(self) -> None:
+        """Begin anew."""
+        self.arrived = self.granted = 0
+        self.areas = None
+        self.runs.clear()
+
 
 class RecvTask(Task):
     """A region that is written from what listed ranks sent, the own rank perhaps among them.
@@ -297,6 +323,7 @@ class RecvTask(Task):
     __slots__ = (
         "combine",
         "direct",
+        "every_hazard",
         "half",
         "hazards",
         "join",
@@ -320,6 +347,7 @@ class RecvTask(Task):
         super().__init__(region, move)
         self.sources = tuple(sources)
         self.combine = combine
+        self.every_hazard = tuple(hazards)
         self.hazards = hazards
         self.half = half
         self.wide_width = wide_width
@@ -338,11 +366,18 @@ class RecvTask(Task):
             )
         )
 
-    def open(self, io: RoundIO) -> None:
-        """Post the receives and grant what can be granted."""
+    def reset(self, leaf: Meta) -> None:
+        super().reset(leaf)
+        self.hazards = list(self.every_hazard)
+        self.direct = False
+        for source in self.sources:
+            if isinstance(source, Source):
+                source.reset()
+            else:
+                source.leaf = leaf
+
+    def start(self, io: RoundIO) -> None:
         length = len(self.region)
-        if length == 0:
-            return
         if not self.staged and not self.hazards:
             self.direct = True
         for source in self.sources:
@@ -505,7 +540,16 @@ class RecvTask(Task):
 class LocalTask(Task):
     """A kernel that reads one region and writes another."""
 
-    __slots__ = ("half", "hazards", "kernel", "notify", "read", "source", "started")
+    __slots__ = (
+        "every_hazard",
+        "half",
+        "hazards",
+        "kernel",
+        "notify",
+        "read",
+        "source",
+        "started",
+    )
 
     streams = False
 
@@ -526,8 +570,15 @@ class LocalTask(Task):
         self.source = source
         self.read = read
         self.kernel = kernel
+        self.every_hazard = tuple(hazards)
         self.hazards = hazards
         self.notify = notify
+        self.started = False
+
+    def reset(self, leaf: Meta) -> None:
+        super().reset(leaf)
+        self.read.leaf = leaf
+        self.hazards = list(self.every_hazard)
         self.started = False
 
     def advance(self, io: RoundIO) -> bool:

@@ -220,7 +220,8 @@ class _Running(RoundIO):
         self.driver = driver
         self.topology = topology
         self.key = key
-        self.memory = RoundMemory(memory, driver.kernels, driver.pool)
+        self.bucket = memory
+        self.weight = weight
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self.loop.create_future()
         self._outgoing: dict[tuple[int, int], Outgoing] = {}
@@ -228,6 +229,15 @@ class _Running(RoundIO):
         self._timer: asyncio.TimerHandle | None = None
         self._locals: set[asyncio.Future[None]] = set()
         self._ended = False
+        self._plan_key = (id(driver), id(topology), combine, reduction)
+        # A plan in use is taken out, so that a bucket exchanged twice at once cannot share it.
+        plan = memory.plans.pop(self._plan_key, None)
+        self.replays = plan is not None
+        if plan is not None:
+            self.memory: RoundMemory = plan[0]
+            self.round: Round = plan[1]
+            return
+        self.memory = RoundMemory(memory, driver.kernels, driver.pool)
         self.round = Round(
             topology,
             Bucket(memory.length, memory.dtype.name, combine, key.bucket),
@@ -243,7 +253,10 @@ class _Running(RoundIO):
         )
 
     def begin(self) -> None:
-        self._guard(self.round.begin)
+        if self.replays:
+            self._guard(self.round.replay, self, self.weight)
+        else:
+            self._guard(self.round.begin)
 
     def fail(self, error: BaseException) -> None:
         """End the round with `error`; nothing is placed in memory any more."""
@@ -267,6 +280,11 @@ class _Running(RoundIO):
         if self._timer is not None:
             self._timer.cancel()
         self.memory.close()
+        if not failed and self.round.replayable:
+            # The driver and the topology are kept alive with the plan, so that their ids stay
+            # theirs.
+            plan = (self.memory, self.round, self.driver, self.topology)
+            self.bucket.plans[self._plan_key] = plan
 
     def _stop(self, error: BaseException) -> None:
         if self._ended:
@@ -278,12 +296,12 @@ class _Running(RoundIO):
         for outgoing in self._outgoing.values():
             outgoing.cancel()
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[..., None], *args: object) -> None:
         """Let the round go on, and see whether it ended."""
         if self._ended:
             return
         try:
-            call()
+            call(*args)
         except P2PError as error:
             self.fail(error)
         except Exception as error:
@@ -292,15 +310,12 @@ class _Running(RoundIO):
             wrapped.__cause__ = error
             self.fail(wrapped)
         else:
-            self._settle()
-
-    def _settle(self) -> None:
-        if self.round.finished and not self.future.done():
-            self.future.set_result(None)
+            if self.round.finished and not self.future.done():
+                self.future.set_result(None)
 
     def call_arrived(self, peer: int, ordinal: int, count: int, meta: Meta) -> None:
         """Pass on what a landing was told."""
-        self._guard(lambda: self.round.arrived(peer, ordinal, count, meta))
+        self._guard(self.round.arrived, peer, ordinal, count, meta)
 
     # What the round asks for.
 
@@ -308,7 +323,7 @@ class _Running(RoundIO):
         channel = self._channel(peer)
 
         def drained(upto: int) -> None:
-            self._guard(lambda: self.round.drained(peer, ordinal, upto))
+            self._guard(self.round.drained, peer, ordinal, upto)
 
         self._outgoing[peer, ordinal] = channel.send(self.key.tag(ordinal), length, drained)
 
@@ -374,7 +389,7 @@ class _Running(RoundIO):
     def wake_at(self, when: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_at(when, lambda: self._guard(self.round.tick))
+        self._timer = self.loop.call_at(when, self._guard, self.round.tick)
 
     def _channel(self, peer: int) -> Channel:
         channel = self.driver.channels[peer]

@@ -129,8 +129,8 @@ class RoundMemory:
         del self._arrays[narrow], self._arrays[narrow + 1]
 
     def close(self) -> None:
-        """Give everything back; views handed out must not be used any more."""
-        for pair in self._lent.values():
+        """Give staging back; views of it must not be used any more."""
+        for narrow, pair in self._lent.items():
             self._pool.give(self.dtype, pair)
+            del self._arrays[narrow], self._arrays[narrow + 1]
         self._lent.clear()
-        self._arrays.clear()
