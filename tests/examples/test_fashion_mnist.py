@@ -29,7 +29,8 @@ def example() -> ModuleType:
 
 def idx(array: Any, *, kind: int = 8) -> bytes:
     head = bytes([0, 0, kind, array.ndim])
-    return head + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    shape = struct.pack(f">{array.ndim}I", *array.shape)
+    return head + shape + bytes(array.astype(np.uint8).tobytes())
 
 
 @pytest.fixture
