@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from p2pdpt.cli.bench_allreduce import Row
-    from p2pdpt.cli.events import Joined
+    from p2pdpt.cli.events import Joined, Report
     from p2pdpt.cli.outcome import NodeState
     from p2pdpt.cli.summary import Summary
 
@@ -175,6 +175,9 @@ class _BenchDisplay:
         self._err.lines(f"{node.name}: {line}")
 
     def joined(self, run: str, event: Joined) -> None:
+        """Say nothing: these nodes are no session."""
+
+    def report(self, event: Report) -> None:
         """Say nothing: these nodes are no session."""
 
     def tick(self, seconds: float) -> None:

@@ -15,15 +15,22 @@ from typing import TYPE_CHECKING, Protocol
 from p2pdpt.cli.figures import human_bytes, human_number, human_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console, Group
 
-    from p2pdpt.cli.events import Joined
+    from p2pdpt.cli.events import Joined, Report
     from p2pdpt.cli.outcome import NodeState
     from p2pdpt.cli.summary import Summary
 
-__all__ = ["Display", "Output", "PlainDisplay", "TerminalDisplay", "create_display"]
+__all__ = [
+    "Display",
+    "ForegroundDisplay",
+    "Output",
+    "PlainDisplay",
+    "TerminalDisplay",
+    "create_display",
+]
 
 
 class Output:
@@ -62,6 +69,9 @@ class Display(Protocol):
 
     def joined(self, run: str, event: Joined) -> None:
         """Say that the run has begun, once."""
+
+    def report(self, event: Report) -> None:
+        """Take in what the first node's script reported, to be shown soon."""
 
     def tick(self, seconds: float) -> None:
         """Bring the figures up to date, `seconds` after the start; called often."""
@@ -110,6 +120,28 @@ def progress_line(run: str, nodes: Sequence[NodeState], seconds: float) -> str:
     return f"{run}: {', '.join(parts)}"
 
 
+class _Reports:
+    """Shows the last report, not more than one a second: scripts may report every step."""
+
+    def __init__(self, run: str, show: Callable[[str], None]) -> None:
+        self._run, self._show = run, show
+        self._pending: Report | None = None
+        self._last = -1.0
+
+    def add(self, event: Report) -> None:
+        self._pending = event
+
+    def flush(self, seconds: float = float("inf")) -> None:
+        if self._pending is not None and seconds - self._last >= 1.0:
+            event, self._pending, self._last = self._pending, None, seconds
+            values = (
+                f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in event.metrics.items()
+            )
+            parts = [f"epoch {event.epoch}", f"step {event.step}", *values]
+            self._show(f"{self._run}: {', '.join(parts)}")
+
+
 class PlainDisplay:
     """Lines only: one with the figures every few seconds, as long as they change."""
 
@@ -128,6 +160,7 @@ class PlainDisplay:
         self._every = every
         self._last = 0.0
         self._shown: object = None
+        self._reports = _Reports(run, err.lines)
 
     def out(self, line: str) -> None:
         """Show a line of the first node's standard output."""
@@ -141,8 +174,13 @@ class PlainDisplay:
         """Say that the run has begun."""
         self._err.lines(_began(run, event))
 
+    def report(self, event: Report) -> None:
+        """Take in what the script reported, to be shown at the next tick."""
+        self._reports.add(event)
+
     def tick(self, seconds: float) -> None:
-        """Show a line if it is time and something has changed."""
+        """Show what there is to show, the figures only if it is time and they have changed."""
+        self._reports.flush(seconds)
         figures = [(node.joined, node.progress) for node in self._nodes]
         if seconds - self._last >= self._every and figures != self._shown:
             self._last, self._shown = seconds, figures
@@ -150,8 +188,42 @@ class PlainDisplay:
 
     def end(self, summary: Summary | None, failure: Sequence[str]) -> None:
         """Show the table on standard output and the failure on standard error."""
+        self._reports.flush()
         if summary is not None:
             self._out.lines("", *summary.plain())
+        self._err.lines(*failure)
+
+
+class ForegroundDisplay:
+    """For a script that has the terminal to itself: only what it cannot say itself."""
+
+    def __init__(self, run: str, err: Output) -> None:
+        self._err = err
+        self._reports = _Reports(run, err.lines)
+
+    def out(self, line: str) -> None:
+        """Do nothing: the script writes itself."""
+
+    def err(self, node: NodeState, line: str) -> None:
+        """Do nothing: the script writes itself."""
+
+    def joined(self, run: str, event: Joined) -> None:
+        """Say that the run has begun."""
+        self._err.lines(_began(run, event))
+
+    def report(self, event: Report) -> None:
+        """Take in what the script reported, to be shown at the next tick."""
+        self._reports.add(event)
+
+    def tick(self, seconds: float) -> None:
+        """Show what was reported."""
+        self._reports.flush(seconds)
+
+    def end(self, summary: Summary | None, failure: Sequence[str]) -> None:
+        """Show the node's figures, or how it ended, on standard error."""
+        self._reports.flush()
+        if summary is not None and summary.nodes:
+            self._err.lines("", *summary.plain())
         self._err.lines(*failure)
 
 
@@ -179,6 +251,7 @@ class TerminalDisplay:
             redirect_stdout=False,
             redirect_stderr=False,
         )
+        self._reports = _Reports(run, self._print)
         with contextlib.suppress(OSError):
             self._live.start()
 
@@ -197,13 +270,19 @@ class TerminalDisplay:
         """Say that the run has begun."""
         self._print(_began(run, event))
 
+    def report(self, event: Report) -> None:
+        """Take in what the script reported, to be shown at the next tick."""
+        self._reports.add(event)
+
     def tick(self, seconds: float) -> None:
-        """Draw the table anew."""
+        """Draw the table anew, under what was reported."""
+        self._reports.flush(seconds)
         with contextlib.suppress(OSError):
             self._live.update(self._table(seconds), refresh=True)
 
     def end(self, summary: Summary | None, failure: Sequence[str]) -> None:
         """Replace the live table by the final one, and show the failure under it."""
+        self._reports.flush()
         with contextlib.suppress(OSError):
             self._live.update("", refresh=True)
             self._live.stop()

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2pdpt.cli.events import MAX_LINE, parse_event
+from p2pdpt.cli.events import MAX_LINE, Report, parse_event
 from p2pdpt.cli.guard import kill_group
 from p2pdpt.cli.lines import LineSplitter, TracebackHold
 from p2pdpt.cli.outcome import NodeState, first_failure
@@ -191,10 +191,13 @@ class Launcher:
         if event is None:
             return
         child.state.hear(event, time.monotonic())
+        if self._display is None:
+            return
+        if isinstance(event, Report) and child.state is self.nodes[0]:
+            self._display.report(event)
         if child.state.joined is not None and not self._announced:
             self._announced = True
-            if self._display is not None:
-                self._display.joined(self._run, child.state.joined)
+            self._display.joined(self._run, child.state.joined)
 
     def _out(self, child: _Child, line: str) -> None:
         if self._display is not None and child.state is self.nodes[0]:

@@ -68,20 +68,27 @@ def describe(address: str, config: NodeConfig) -> str:
 
 
 def _train(script: str, arguments: tuple[str, ...], flags: dict[str, Any]) -> int:
+    from p2pdpt.cli.display import ForegroundDisplay, Output
     from p2pdpt.cli.launcher import Launcher
     from p2pdpt.cli.outcome import exit_code, first_failure
     from p2pdpt.cli.run import check_script, plan_nodes, run_environment, supervise
+    from p2pdpt.cli.summary import Summary
 
     check_script(script)
     environment = run_environment(script, flags)
     _, settings, _ = configs(environment)
     plans = plan_nodes([sys.executable, script, *arguments], 1, environment)
     launcher = Launcher(settings.run, plans, foreground=True)
-    end = supervise(launcher, None)
+    display = ForegroundDisplay(settings.run, Output(2))
+    end = supervise(launcher, display)
     if end.signal is not None:
+        display.end(None, [])
         return 128 + end.signal
     first = first_failure(launcher.nodes)
-    if first is not None and (first.status or 0) < 0:
-        # Whatever else ended it, the script has told itself.
-        click.echo(f"p2pdpt: {first.sentence}", err=True)
+    # Whatever ended it but a signal, the script has told itself.
+    killed = first is not None and (first.status or 0) < 0
+    display.end(
+        Summary.of(settings.run, end.seconds, launcher.nodes) if first is None else None,
+        [f"p2pdpt: {first.sentence}"] if first is not None and killed else [],
+    )
     return exit_code(first)

@@ -149,7 +149,8 @@ def plan_nodes(
     for number in range(nodes):
         own = dict(environment)
         if nodes > 1 or not own.get("P2PDPT_NAME"):
-            own["P2PDPT_NAME"] = f"node{number}"
+            # Members are ranked by name.
+            own["P2PDPT_NAME"] = f"node{number:0{len(str(nodes - 1))}}"
         if address is not None and address.port and number:
             own["P2PDPT_LISTEN"] = str(Address(address.host, address.port + number))
         # All nodes compute at once: without this each would take every core.

@@ -38,11 +38,33 @@ def test_a_script_runs_in_this_terminal(command: Command, script: Script) -> Non
     assert command(*arguments) == (7, "node5 --epochs 3\n", "oops\n")
 
 
+def test_a_scripts_reports_and_figures(command: Command, script: Script) -> None:
+    path = script(
+        "join()\nevent('report', step=3, epoch=1, metrics={'loss': 0.5, 'best': True})\n"
+        "time.sleep(0.5)\nevent('report', step=4, epoch=1, metrics={'loss': 0.25})\nfinish()"
+    )
+    code, out, err = command(
+        "node", "start", "--name", "node0", "--run", "r", "--min-nodes", "1", path
+    )
+    assert (code, out) == (0, "")
+    lines = err.split("\n")
+    assert lines[:4] == [
+        "r: 1 member (node0), ring over tcp",
+        "r: epoch 1, step 3, loss 0.5000, best True",
+        "r: epoch 1, step 4, loss 0.2500",
+        "",
+    ]
+    assert lines[4].startswith("r: 1 member, ring over tcp, ")
+    assert lines[-2] == f"parameters             {'d' * 16}, one node here"
+
+
 def test_a_script_that_is_killed(command: Command, script: Script) -> None:
-    path = script("join()\nos.kill(os.getpid(), signal.SIGKILL)")
+    path = script("os.kill(os.getpid(), signal.SIGKILL)")
     code, out, err = command("node", "start", "--min-nodes", "2", path)
     assert (code, out) == (137, "")
-    assert err == ("p2pdpt: node0 (rank 0) failed: killed by signal 9 (out of memory? see dmesg)\n")
+    assert err == (
+        "p2pdpt: node0 failed before it joined: killed by signal 9 (out of memory? see dmesg)\n"
+    )
 
 
 def test_a_script_is_interrupted(start: Start, script: Script) -> None:

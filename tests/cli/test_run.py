@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pdpt.cli.run import plan_nodes
+from p2pdpt.cli.run import plan_nodes, run_environment
 from p2pdpt.errors import ConfigError
 
 Command = Callable[..., tuple[int, str, str]]
@@ -75,6 +75,7 @@ finish(test_accuracy=0.975)
     assert sorted(err.split("\n")) == [
         "",
         "digits: 2 members (node0, node1), ring over tcp",
+        "digits: epoch 0, step 1, loss 0.5000",
         "node0: to the errors",
         "node1: to the errors",
     ]
@@ -124,7 +125,7 @@ assert sys.stdin.read() == ""
     assert (code, err) == (0, "")
     told = [json.loads((tmp_path / f"node{n}.json").read_text()) for n in range(2)]
     run = told[0].pop("P2PDPT_RUN")
-    assert run.startswith("train-")
+    assert run == "train"
     assert told[1].pop("P2PDPT_RUN") == run
     assert told[0].pop("P2PDPT_REPORT_FD").isdigit()
     told[1].pop("P2PDPT_REPORT_FD")
@@ -144,6 +145,25 @@ assert sys.stdin.read() == ""
         {"P2PDPT_NAME": "node0", "P2PDPT_LISTEN": "127.0.0.2:7000", **common},
         {"P2PDPT_NAME": "node1", "P2PDPT_LISTEN": "127.0.0.2:7001", **common},
     ]
+
+
+def test_a_runs_name_is_random_unless_others_must_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("P2PDPT_RUN", raising=False)
+    monkeypatch.delenv("P2PDPT_JOIN", raising=False)
+    first, second = (run_environment("my/Train_1.py", {})["P2PDPT_RUN"] for _ in range(2))
+    assert first != second
+    assert first.startswith("train-1-") and len(first) == len("train-1-123456")
+    joined = run_environment("my/Train_1.py", {"join": ("a:1",)})
+    assert joined["P2PDPT_RUN"] == "train-1"
+    assert run_environment("train.py", {"run": "mine"})["P2PDPT_RUN"] == "mine"
+
+
+def test_names_are_in_the_order_of_ranks() -> None:
+    names = [plan.name for plan in plan_nodes(["python"], 11, {})]
+    assert names == sorted(names)
+    assert names[::5] == ["node00", "node05", "node10"]
 
 
 def test_threads_are_shared_out_and_a_variable_names_the_run() -> None:
