@@ -1,0 +1,456 @@
+"""A group on a mesh: rounds over bulk channels, everything small over control connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import p2pdpt.kernels
+from p2pdpt.errors import (
+    ChannelClosedError,
+    ConfigError,
+    FrameError,
+    GroupError,
+    P2PError,
+    PeerFailedError,
+    PeerLeftError,
+    SessionError,
+)
+from p2pdpt.group import Group, GroupCounters
+from p2pdpt.memory import allocate
+from p2pdpt.protocol.messages import GATHER_BYTES, Control, Farewell, Gather, Ok
+from p2pdpt.protocol.step import Act, StepTransaction
+from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
+from p2pdpt.runtime.drivers.collectives import Broadcast
+from p2pdpt.runtime.gathers import Gathers
+from p2pdpt.topology import ADD
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from p2pdpt.channel import Channel
+    from p2pdpt.dtypes import DType
+    from p2pdpt.memory import BucketMemory
+    from p2pdpt.protocol.view import View
+    from p2pdpt.runtime.mesh import Mesh
+    from p2pdpt.topology import Combine, Topology
+
+__all__ = ["MeshGroup"]
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+VERDICT_S: Final = 0.5
+"""How long a closed bulk channel waits for the control connection to tell why, in seconds."""
+GRACE_S: Final = 1.0
+"""How long a leaving member waits for the others to have read its farewell, in seconds."""
+
+
+class MeshGroup(Group):
+    """See :class:`p2pdpt.group.Group`.
+
+    Attributes:
+        seed: of the run, the same on all members.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        view: View,
+        rank: int,
+        topology: Topology,
+        spec: str,
+        seed: int,
+        mesh: Mesh,
+        channels: Sequence[Channel | None],
+        finish: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Make a group whose links are all up.
+
+        Args:
+            run, view, seed: as agreed.
+            rank: this member's place.
+            topology: what buckets are exchanged with.
+            spec: its name and options, as a person would write them.
+            mesh: control connections to all members.
+            channels: a bulk connection for each rank, None at the own place.
+            finish: closes what the group does not know of, when it has left.
+        """
+        self.run, self.view, self.rank, self.topology = run, view, rank, spec
+        self.seed = seed
+        self.started = -1
+        self._topology, self._mesh, self._finish = topology, mesh, finish
+        self._channels = list(channels)
+        self._pid = os.getpid()
+        self._failure: P2PError | None = None
+        self._culprit = ""
+        self._left: dict[int, Farewell] = {}
+        self._leaving: asyncio.Task[None] | None = None
+        self._steps = StepTransaction(view.number, view.size, rank)
+        self._sealing: asyncio.Future[None] | None = None
+        self._gathers = Gathers(rank, view.size, self._tell)
+        self._made: dict[int, int] = {}
+        self._finished: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._running: dict[object, tuple[int, int]] = {}
+        self._memories: list[BucketMemory] = []
+        self._loop = asyncio.get_running_loop()
+        self._driver = AsyncioDriver(
+            rank=rank,
+            size=view.size,
+            facts=view.facts,
+            channels=self._channels,
+            kernels=p2pdpt.kernels.default(),
+            seed=seed,
+            on_lost=self._channel_lost,
+        )
+        for other, channel in enumerate(self._channels):
+            if channel is not None:
+                channel.on_closed(functools.partial(self._channel_closed, other))
+
+    # What a program calls.
+
+    @property
+    def counters(self) -> GroupCounters:
+        sent, received, messages_sent, messages_received = self._mesh.counters()
+        for channel in self._channels:
+            if channel is not None:
+                sent += channel.counters.bytes_sent
+                received += channel.counters.bytes_received
+                messages_sent += channel.counters.frames_sent
+                messages_received += channel.counters.frames_received
+        return GroupCounters(sent, received, messages_sent, messages_received)
+
+    @property
+    def failure(self) -> P2PError | None:
+        return self._failure
+
+    def allocate(self, dtype: DType, length: int) -> BucketMemory:
+        memory = allocate(dtype, length)
+        self._memories.append(memory)
+        return memory
+
+    async def exchange(
+        self,
+        memory: BucketMemory,
+        *,
+        step: int,
+        bucket: int,
+        attempt: int = 0,
+        weight: float = 1.0,
+    ) -> None:
+        operation = f"exchange of bucket {bucket} ({self.topology})"
+        self._check(operation, step)
+        if not memory.dtype.inexact:
+            raise ConfigError(f"a mean of {memory.dtype.name} elements does not exist")
+        self._steps.open(step, attempt)
+        self.started = step
+        key = RoundKey(self.view.number, 0, step, attempt, bucket)
+        await self._round(
+            operation,
+            0,
+            step,
+            self._driver.run(
+                self._topology,
+                memory,
+                key,
+                combine=ADD,
+                reduction=Reduction.MEAN,
+                weight=weight,
+            ),
+        )
+
+    async def seal(self, step: int, attempt: int = 0) -> None:
+        operation = f"seal ({self.topology})"
+        self._check(operation, step)
+        decision = self._steps.hold(step, attempt)
+        self._tell(Ok(self.view.number, step, attempt))
+        if decision.act is Act.TELL_AND_WAKE:
+            return
+        future = self._sealing = self._loop.create_future()
+        for rank in self._left:
+            self._miss_ok(rank)
+        try:
+            await future
+        except PeerFailedError as error:
+            raise error.during(operation, step) from error.__cause__
+        finally:
+            if self._sealing is future:
+                self._sealing = None
+
+    async def all_reduce(
+        self, memory: BucketMemory, combine: Combine, *, name: str, mean: bool = False
+    ) -> None:
+        if mean and not memory.dtype.inexact:
+            raise ConfigError(f"a mean of {memory.dtype.name} elements does not exist")
+        if mean and combine is not ADD:
+            raise ConfigError(f"a mean needs ADD, not {combine.name}")
+        await self._collective(
+            f"all_reduce {name!r} ({self.topology})",
+            name,
+            self._topology,
+            memory,
+            combine,
+            Reduction.MEAN if mean else Reduction.SUM if combine is ADD else Reduction.NONE,
+        )
+
+    async def broadcast(self, memory: BucketMemory, *, root: int = 0, name: str) -> None:
+        if not 0 <= root < self.size:
+            raise ConfigError(f"root {root} is not a rank from 0 to {self.size - 1}")
+        await self._collective(
+            f"broadcast {name!r}", name, Broadcast(root), memory, ADD, Reduction.NONE
+        )
+
+    async def all_gather(self, payload: bytes, *, name: str) -> list[bytes]:
+        self._check(f"all_gather {name!r}", None)
+        if len(payload) > GATHER_BYTES:
+            raise ConfigError(
+                f"all_gather {name!r}: a payload of {len(payload)} bytes exceeds {GATHER_BYTES}"
+            )
+        return await self._gathers.gather(bytes(payload), _name(name))
+
+    async def leave(self, error: str | None = None) -> None:
+        if self._pid != os.getpid():
+            return
+        if self._leaving is None:
+            self._leaving = self._loop.create_task(self._leave(error), name="p2pdpt leaving")
+        # A cancelled caller does not keep the links from being closed.
+        with contextlib.suppress(Exception):
+            await asyncio.shield(self._leaving)
+
+    # What the mesh tells.
+
+    def receive(self, peer: str, message: Control) -> None:
+        """Take a member's message.
+
+        Raises:
+            FrameError: it broke a rule; its connection must be closed.
+        """
+        rank = self.view.rank_of(peer)
+        if rank < 0 or rank in self._left:
+            return
+        match message:
+            case Gather():
+                self._gathers.receive(rank, message)
+            case Ok():
+                decision = self._steps.ok(rank, message.view, message.step, message.attempt)
+                if decision.act is Act.REFUSE:
+                    raise FrameError(f"bad message: {decision.reason}")
+                if decision.act is Act.WAKE and self._sealing is not None:
+                    if not self._sealing.done():
+                        self._sealing.set_result(None)
+            case Farewell():
+                self._take_leave(rank, message)
+            case _:
+                raise FrameError(f"bad message: {type(message).__name__} in a group")
+
+    def lost(self, peer: str, reason: str) -> None:
+        """Note that the connection to a member has ended."""
+        rank = self.view.rank_of(peer)
+        if rank >= 0 and rank not in self._left:
+            self._fail_peer(rank, reason)
+
+    def broke(self, what: str, error: Exception) -> None:
+        """Note that something of this node itself failed in the background."""
+        failure = GroupError(f"{what} failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._fail(failure)
+
+    # What becomes of it.
+
+    def _tell(self, message: Control) -> None:
+        for rank, member in enumerate(self.view.members):
+            if rank != self.rank and rank not in self._left:
+                self._mesh.send(member.node_id, message)
+
+    def _check(self, operation: str, step: int | None) -> None:
+        if self._pid != os.getpid():
+            raise SessionError(f"node belongs to pid {self._pid}, not to pid {os.getpid()}")
+        if self._failure is not None:
+            raise self._told(operation, step)
+        if self._leaving is not None:
+            raise SessionError(f"{operation}: this node has left the run")
+
+    def _told(self, operation: str, step: int | None) -> P2PError:
+        """Return the group's failure as `operation` sees it, an error of its own."""
+        failure = self._failure
+        assert failure is not None
+        told: P2PError
+        if isinstance(failure, PeerFailedError):
+            told = failure.during(operation, step)
+        else:
+            told = type(failure)(*failure.args)
+        told.__cause__ = failure.__cause__
+        return told
+
+    async def _round(self, operation: str, stream: int, step: int, work: Awaitable[_T]) -> _T:
+        """Await a round, and name what fails it."""
+        token = object()
+        self._running[token] = (stream, step)
+        for rank in self._left:
+            self._miss_round(rank, stream, step)
+        try:
+            return await work
+        except (PeerFailedError, ChannelClosedError) as error:
+            at = step if stream == 0 else None
+            if self._failure is not None:
+                raise self._told(operation, at) from self._failure.__cause__
+            if isinstance(error, PeerFailedError):
+                raise error.during(operation, at) from error.__cause__
+            raise
+        finally:
+            del self._running[token]
+
+    async def _collective(
+        self,
+        operation: str,
+        name: str,
+        topology: Topology,
+        memory: BucketMemory,
+        combine: Combine,
+        reduction: Reduction,
+    ) -> None:
+        self._check(operation, None)
+        stream = self._stream(_name(name))
+        count = self._made.get(stream, 0)
+        self._made[stream] = count + 1
+        key = RoundKey(self.view.number, stream, count, 0, 0)
+        run = self._driver.run(topology, memory, key, combine=combine, reduction=reduction)
+        await self._round(operation, stream, count, run)
+        self._finished[stream] = max(self._finished.get(stream, 0), count + 1)
+
+    def _stream(self, name: str) -> int:
+        digest = hashlib.sha256(name.encode()).digest()
+        # 0 is training's.
+        stream = int.from_bytes(digest[:4], "big") or 1
+        if self._names.setdefault(stream, name) != name:
+            raise ConfigError(
+                f"collectives {name!r} and {self._names[stream]!r} cannot be told apart; "
+                "rename one of them"
+            )
+        return stream
+
+    def _fail_peer(self, rank: int, reason: str) -> None:
+        member = self.view.members[rank]
+        self._culprit = self._culprit or member.node_id
+        step = self._steps.place.step
+        self._fail(
+            PeerFailedError(str(member), member.address, reason, step=step if step >= 0 else None)
+        )
+
+    def _fail(self, failure: P2PError) -> None:
+        if self._failure is not None or self._leaving is not None:
+            return
+        self._failure = failure
+        self._steps.freeze(str(failure))
+        self._driver.abort(failure)
+        self._gathers.fail(lambda operation: self._told(operation, None))
+        if self._sealing is not None and not self._sealing.done():
+            self._sealing.set_exception(failure)
+
+    def _take_leave(self, rank: int, farewell: Farewell) -> None:
+        member = self.view.members[rank]
+        if farewell.error is not None:
+            if farewell.culprit == self.me.node_id:
+                self._fail_peer(rank, f"it lost this node: {farewell.reason}")
+            elif farewell.culprit and (culprit := self.view.rank_of(farewell.culprit)) >= 0:
+                self._fail_peer(culprit, f"{farewell.reason}, as {member} reports")
+            else:
+                self._fail_peer(rank, farewell.error)
+        # Whatever closes from now on is no news.
+        self._left[rank] = farewell
+        self._gathers.leave(rank, lambda operation: self._leaver(rank, operation, None))
+        self._miss_ok(rank)
+        for stream, step in list(self._running.values()):
+            self._miss_round(rank, stream, step)
+
+    def _leaver(self, rank: int, operation: str, step: int | None) -> PeerLeftError:
+        member = self.view.members[rank]
+        steps = self._left[rank].steps
+        after = f"after step {steps - 1}" if steps else "before the first step was complete"
+        return PeerLeftError(
+            str(member),
+            member.address,
+            f"its script ended {after}",
+            operation=operation,
+            step=step,
+        )
+
+    def _miss_ok(self, rank: int) -> None:
+        place = self._steps.place
+        if self._sealing is None or self._sealing.done():
+            return
+        if not self._steps.has_ok(rank, place.step, place.attempt):
+            self._sealing.set_exception(self._leaver(rank, "seal", place.step))
+
+    def _miss_round(self, rank: int, stream: int, step: int) -> None:
+        """End the group's rounds if this one needs a member that has left."""
+        farewell = self._left[rank]
+        done = farewell.finished.get(stream, 0) if stream else farewell.steps
+        if step >= done:
+            self._fail(self._leaver(rank, "", step if stream == 0 else None))
+
+    def _channel_lost(self, rank: int, error: Exception) -> None:
+        """Note that a round waits for what a closed channel will not bring."""
+        self._channel_closed(rank, error, needed=True)
+
+    def _channel_closed(self, rank: int, error: Exception | None, *, needed: bool = False) -> None:
+        if (error is None and not needed) or self._leaving is not None:
+            return
+
+        def judge() -> None:
+            if rank not in self._left:
+                self._fail_peer(rank, f"its bulk connection ended: {error}")
+            elif needed:
+                self._fail(self._leaver(rank, "", None))
+
+        # The control connection knows better why: it may be about to bring a farewell.
+        self._loop.call_later(0 if rank in self._left else VERDICT_S, judge)
+
+    async def _leave(self, error: str | None) -> None:
+        failure = self._failure
+        reason = failure.reason if isinstance(failure, PeerFailedError) else ""
+        self._tell(
+            Farewell(
+                self._steps.done,
+                dict(list(self._finished.items())[:4096]),
+                error[:4000] if error is not None else None,
+                self._culprit if error is not None else "",
+                reason[:4000] if error is not None else "",
+            )
+        )
+        self._gathers.fail(lambda operation: SessionError(f"{operation}: this node has left"))
+        self._steps.freeze("this member has left")
+        if self._sealing is not None and not self._sealing.done():
+            self._sealing.set_exception(SessionError("seal: this node has left the run"))
+        try:
+            await self._driver.close()
+            channels = [channel for channel in self._channels if channel is not None]
+            if error is None and failure is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GRACE_S):
+                        await asyncio.gather(*(channel.close() for channel in channels))
+            for channel in channels:
+                channel.abort()
+        except Exception:
+            # Leaving never raises; what is still open is closed below.
+            logger.exception("leaving run %s", self.run)
+        try:
+            await self._mesh.close(GRACE_S)
+        finally:
+            await self._finish()
+            for memory in self._memories:
+                memory.close()
+            self._memories.clear()
+
+
+def _name(name: str) -> str:
+    if not 0 < len(name) <= 256:
+        raise ConfigError(f"the name of a collective has 1 to 256 characters, not {len(name)}")
+    return name

@@ -1,0 +1,160 @@
+"""Sockets of a node: resolving without the default executor, listening, and forking.
+
+A forked child (a DataLoader worker) inherits every descriptor, and would keep a dead parent's
+connections open. So the sockets of this process's nodes are tracked, and a child replaces them
+by ``/dev/null``: the numbers stay taken, as objects in the child will still close them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from p2pdpt.address import Address, is_loopback
+from p2pdpt.errors import AddressInUseError, ConfigError
+
+__all__ = ["bind", "outward_hosts", "port_owner", "resolve", "track"]
+
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_hooked = False
+
+
+def track(sock: socket.socket) -> None:
+    """Close `sock` in children that this process forks from now on."""
+    global _hooked
+    if not _hooked and hasattr(os, "register_at_fork"):
+        _hooked = True
+        os.register_at_fork(after_in_child=_close_in_child)
+    _open.add(sock)
+
+
+def _close_in_child() -> None:
+    descriptors = [sock.fileno() for sock in list(_open) if sock.fileno() >= 0]
+    _open.clear()
+    if not descriptors:
+        return
+    with contextlib.suppress(OSError):
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for descriptor in descriptors:
+            os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+
+
+async def resolve(address: Address) -> list[tuple[socket.AddressFamily, Any]]:
+    """Return the families and socket addresses of a host, in the resolver's order.
+
+    Names are looked up in a thread of their own, which the loop does not wait for at its end.
+
+    Raises:
+        OSError: the name is not known.
+    """
+    with contextlib.suppress(socket.gaierror):
+        return _lookup(address, socket.AI_NUMERICHOST)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[tuple[socket.AddressFamily, Any]]] = loop.create_future()
+
+    def settle(result: list[tuple[socket.AddressFamily, Any]] | OSError) -> None:
+        if future.done():
+            return
+        if isinstance(result, OSError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def work() -> None:
+        result: list[tuple[socket.AddressFamily, Any]] | OSError
+        try:
+            result = _lookup(address, 0)
+        except OSError as error:
+            result = error
+        # The loop may have been closed meanwhile.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result)
+
+    threading.Thread(target=work, name="p2pdpt-resolve", daemon=True).start()
+    return await future
+
+
+def _lookup(address: Address, flags: int) -> list[tuple[socket.AddressFamily, Any]]:
+    found = socket.getaddrinfo(
+        address.host, address.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=flags
+    )
+    return [(family, place) for family, _, _, _, place in found]
+
+
+def bind(address: Address, family: socket.AddressFamily, place: Any) -> socket.socket:
+    """Return a socket that listens at `place`.
+
+    Raises:
+        AddressInUseError: the port is taken; the text names the holder where it can be read.
+        ConfigError: this machine has no such address.
+    """
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # `[::]` means all addresses of both families.
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(place)
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            owner = port_owner(address.port)
+            by = f" by {owner}" if owner else ""
+            raise AddressInUseError(
+                f"port {address.port} on {address.host} is in use{by}; use port 0 for any free "
+                "one, or another"
+            ) from None
+        raise ConfigError(f"cannot listen at {address}: {error.strerror}") from None
+    track(sock)
+    return sock
+
+
+def port_owner(port: int) -> str:
+    """Return ``pid N (name)`` of the process that listens at a TCP port, if it can be read."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
+        # Processes of others cannot be read, and processes end.
+        with contextlib.suppress(OSError):
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(descriptor) in inodes:
+                        return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
+    return ""
+
+
+def outward_hosts(family: socket.AddressFamily) -> list[str]:
+    """Return this machine's own addresses that others might reach, best first.
+
+    Nothing is sent: connecting a datagram socket only asks the kernel for a route.
+    """
+    probes: list[tuple[socket.AddressFamily, str]] = [(socket.AF_INET, "192.0.2.1")]
+    if family == socket.AF_INET6:
+        probes.insert(0, (socket.AF_INET6, "2001:db8::1"))
+    hosts: list[str] = []
+    for kind, target in probes:
+        with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as sock:
+            sock.connect((target, 9))
+            hosts.append(sock.getsockname()[0])
+    with contextlib.suppress(OSError):
+        for kind, _, _, _, place in socket.getaddrinfo(
+            socket.gethostname(), None, flags=socket.AI_NUMERICHOST
+        ):
+            if kind in (family, socket.AF_INET):
+                hosts.append(str(place[0]))
+    return [each for each in dict.fromkeys(hosts) if not is_loopback(each) and "%" not in each]
