@@ -251,9 +251,9 @@ class Sending:
         became ready. At most one payload is longer than ``COPY_BYTES``; it is not copied.
         ``output_drained`` must be called before the next call.
         """
-        batch = self._batch
         ready = self._ready
         while True:
+            batch = self._batch
             parts: list[bytes | memoryview] = []
             bulk: memoryview | None = None
             room = BATCH_BYTES
