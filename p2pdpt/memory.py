@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ class Area:
                 os.close(self.fd)
             raise MemoryError(f"cannot allocate {nbytes} bytes for a bucket: {error}") from error
         self.buffer = memoryview(self.map)[:nbytes]
+        # A bucket that was dropped without `close` gives its descriptor back all the same.
+        self._finalizer = weakref.finalize(self, _close_descriptor, self.fd)
 
     def close(self) -> None:
         """Unmap, if nothing refers to the memory any more, and close the descriptor.
@@ -57,14 +60,18 @@ class Area:
         Arrays and tensors that still look into it keep the mapping alive. May be called twice.
         """
         self.buffer.release()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._finalizer()
+        self.fd = -1
         try:
             self.map.close()
         except BufferError:
             # Somebody holds a view: the mapping goes with the last of them.
             pass
+
+
+def _close_descriptor(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

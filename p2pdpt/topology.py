@@ -380,13 +380,15 @@ class Topology(ABC):
         must be written from all members' contributions, joined by ``bucket.combine``.
         """
 
-    async def serve(self, links: Links, store: Store) -> None:
+    async def serve(self, links: Links, store: Store) -> None:  # noqa: B027 - optional
         """Run a role that outlives a step, until the run ends; the default has none."""
 
     def describe(self) -> str:
-        """Return the name and options as a person would write them."""
-        options: dict[str, Any] = getattr(self, "__dict__", {}) or {
-            name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", {})
-        }
-        listed = ",".join(f"{key}={value}" for key, value in options.items())
-        return type(self).__name__.lower() + (f":{listed}" if listed else "")
+        """Return the name and the options that are not the default, as a person writes them."""
+        listed = []
+        if dataclasses.is_dataclass(self):
+            for each in dataclasses.fields(self):
+                value = getattr(self, each.name)
+                if value != each.default:
+                    listed.append(f"{each.name}={value}")
+        return type(self).__name__.lower() + (f":{','.join(listed)}" if listed else "")

@@ -245,6 +245,8 @@ class Round(Links):
 
     def drained(self, peer: int, ordinal: int, upto: int) -> None:
         """Note that the elements of an outgoing message below `upto` have left memory."""
+        if is_mail(ordinal):
+            return  # its bytes are nobody else's
         task = self._sends[peer, ordinal]
         if task.note_drained(peer, ordinal, upto):
             self._progressed(task, pump=False)

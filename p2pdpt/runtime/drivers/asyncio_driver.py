@@ -282,7 +282,8 @@ class _Running(RoundIO):
         self.memory.close()
         if not failed and self.round.replayable:
             # The driver and the topology are kept alive with the plan, so that their ids stay
-            # theirs.
+            # theirs; one plan is enough, since a bucket is exchanged the same way every step.
+            self.bucket.plans.clear()
             plan = (self.memory, self.round, self.driver, self.topology)
             self.bucket.plans[self._plan_key] = plan
 
