@@ -89,7 +89,7 @@ def create_display(run: str, nodes: Sequence[NodeState]) -> Display:
 
 
 def _began(run: str, event: Joined) -> str:
-    how = f", {event.topology} over {event.transport}" if event.transport else ""
+    how = f", {event.exchange}" if event.exchange else ""
     return f"{run}: {_counted(len(event.members))} ({', '.join(event.members)}){how}"
 
 

@@ -48,6 +48,11 @@ class Joined(msgspec.Struct, frozen=True, tag_field="event", tag="joined"):
     transport: str = ""
     address: str = ""
 
+    @property
+    def exchange(self) -> str:
+        """How the members exchange, in words: ``ring over tcp``."""
+        return f"{self.topology} over {self.transport}" if self.transport else self.topology
+
 
 class Progress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
     """How far the node is; `samples_per_s` and `steps_per_s` are of the last moments."""

@@ -32,8 +32,7 @@ class Summary:
         seconds: from the command's start to the end of the last local node.
         nodes: what each local node that finished said.
         members: how many nodes the run had, those elsewhere included.
-        topology: as a person would write it.
-        transport: the transport's name.
+        exchange: how they exchanged, for instance ``ring over tcp``.
         metrics: what the script reported last.
         error: why the run failed, if it did.
     """
@@ -42,8 +41,7 @@ class Summary:
     seconds: float
     nodes: Sequence[Finished]
     members: int = 0
-    topology: str = ""
-    transport: str = ""
+    exchange: str = ""
     metrics: Mapping[str, Value] = field(default_factory=dict)
     error: str | None = None
 
@@ -61,8 +59,7 @@ class Summary:
             seconds=seconds,
             nodes=[node.finished for node in nodes if node.finished is not None],
             members=len(joined.members) if joined else 0,
-            topology=joined.topology if joined else "",
-            transport=joined.transport if joined else "",
+            exchange=joined.exchange if joined else "",
             metrics=metrics,
             error=error,
         )
@@ -77,7 +74,7 @@ class Summary:
         document: dict[str, Any] = {
             "run": self.run,
             "seconds": round(self.seconds, 3),
-            "topology": self.topology,
+            "exchange": self.exchange,
             "members": self.members,
             "metrics": dict(self.metrics),
             "nodes": [
@@ -101,9 +98,11 @@ class Summary:
     @property
     def title(self) -> str:
         """One line: the run, its members, how they exchanged, how long it took."""
+        if not self.members:
+            return f"{self.run}: {human_seconds(self.seconds)}, without a session"
         members = f"{self.members} member{'s' if self.members != 1 else ''}"
-        over = f", {self.topology} over {self.transport}" if self.transport else ""
-        return f"{self.run}: {members}{over}, {human_seconds(self.seconds)}"
+        how = f", {self.exchange}" if self.exchange else ""
+        return f"{self.run}: {members}{how}, {human_seconds(self.seconds)}"
 
     def figures(self) -> Iterator[tuple[str, str]]:
         """Yield the run's own figures as (name, text)."""

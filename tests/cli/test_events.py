@@ -27,6 +27,12 @@ def test_each_event_is_read() -> None:
     ) == Failed("'x'", "KeyError", 3)
 
 
+def test_how_members_exchange() -> None:
+    assert Joined("00", "node0", 0, [], "ring", "tcp").exchange == "ring over tcp"
+    assert Joined("00", "node0", 0, [], "ring").exchange == "ring"
+    assert Joined("00", "node0", 0, []).exchange == ""
+
+
 @pytest.mark.parametrize(
     "line",
     [

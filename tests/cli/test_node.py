@@ -69,7 +69,7 @@ def test_a_script_that_is_killed(command: Command, script: Script) -> None:
 
 def test_a_script_is_interrupted(start: Start, script: Script) -> None:
     path = script(
-        "print('ready', flush=True)\ntry: time.sleep(600)\n"
+        "try: print('ready', flush=True); time.sleep(600)\n"
         "except KeyboardInterrupt: print('farewell', flush=True)"
     )
     process = start("node", "start", "--min-nodes", "2", path)
@@ -108,7 +108,7 @@ def test_a_port_that_is_taken(command: Command) -> None:
         code, out, err = command("node", "start", "--port", str(port))
     assert (code, out) == (2, "")
     assert err.startswith(f"p2pdpt: port {port} on 127.0.0.1 is in use")
-    assert "--port 0" in err
+    assert "use port 0 for any free one" in err
     assert err.count("\n") == 1
 
 

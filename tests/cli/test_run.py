@@ -90,7 +90,7 @@ finish(test_accuracy=0.975)
     assert json.loads(summary.read_text()) == {
         "run": "digits",
         "seconds": seconds,
-        "topology": "ring",
+        "exchange": "ring over tcp",
         "members": 2,
         "metrics": {"loss": 0.5, "test_accuracy": 0.975},
         "nodes": [

@@ -48,7 +48,7 @@ def test_parameters_that_differ_are_told() -> None:
 
 
 def test_nothing_was_reported() -> None:
-    assert Summary.of("run", 1.0, [NodeState("node0")]).plain() == ["run: 0 members, 1.0 s"]
+    assert Summary.of("run", 1.0, [NodeState("node0")]).plain() == ["run: 1.0 s, without a session"]
 
 
 def test_the_file(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_the_file(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {
         "run": "run",
         "seconds": 1.5,
-        "topology": "ring",
+        "exchange": "ring over tcp",
         "members": 1,
         "metrics": {"test_accuracy": 0.5},
         "nodes": [
