@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from p2pdpt.errors import FrameError
 from p2pdpt.protocol.messages import Control, MessageReader, encode
@@ -56,8 +56,8 @@ class ControlLink(asyncio.BufferedProtocol):
         self._finishing = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not an instance of it on every event loop.
+        self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer

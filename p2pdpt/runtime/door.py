@@ -228,8 +228,14 @@ class NodeDoor(Door):
             stream = await self._shake(sock, "acceptor", where)
         except (P2PError, OSError) as error:
             sock.close()
-            host = parse_address(where).host
-            self._complain(f"{host} {type(error).__name__}", f"a connection was closed: {error}")
+            if type(error) is HandshakeError or isinstance(error, OSError):
+                # Nodes that start together knock before the door is open.
+                logger.info("a connection was closed: %s", error)
+            else:
+                host = parse_address(where).host
+                self._complain(
+                    f"{host} {type(error).__name__}", f"a connection was closed: {error}"
+                )
             return
         except BaseException:
             sock.close()

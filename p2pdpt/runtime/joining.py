@@ -122,7 +122,6 @@ class Joining:
         """
         run = self._run
         registry.create_topology(run.topology)
-        self._door.run = run.run
         try:
             await self._listen()
             view = await self._form()
@@ -186,6 +185,7 @@ class Joining:
 
     async def _form(self) -> Decide:
         run = self._run
+        self._door.run = run.run
         self._mesh.open()
         await self._search()
         self._change()
