@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from p2pdpt.training.session import Session, session
+from p2pdpt.training.sessions import Session, session
 
 __all__ = ["Session", "session"]

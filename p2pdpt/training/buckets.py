@@ -120,6 +120,9 @@ def same_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 class Slot:
     """One parameter's place in a bucket.
 
+    Gradients are aliases of the views kept here, never the views themselves: whoever has a
+    gradient may exchange its memory, and ``module.to(...)`` does.
+
     Attributes:
         name: of the parameter.
         parameter: whose gradient lives here.
@@ -147,7 +150,7 @@ class Slot:
         grad = self.parameter.grad
         if grad is not None and not self.in_place and same_memory(grad, self.result):
             self.mine.copy_(grad)
-            self.parameter.grad = self.mine
+            self.parameter.grad = self.mine.detach()
 
     def absorb(self) -> bool:
         """Bring the gradient, wherever it is, into ``mine``; return whether there is one.
@@ -170,7 +173,7 @@ class Slot:
             self.mine.zero_().add_(grad.detach())
         else:
             self.mine.copy_(grad.detach())
-        self.parameter.grad = self.mine
+        self.parameter.grad = self.mine.detach()
         return True
 
     def clear(self) -> None:
@@ -185,7 +188,7 @@ class Slot:
 
     def publish(self, used: bool) -> None:
         """Show the result, or that nobody has a gradient, in ``parameter.grad``."""
-        self.parameter.grad = self.result if used else None
+        self.parameter.grad = self.result.detach() if used else None
 
 
 @dataclass(eq=False)

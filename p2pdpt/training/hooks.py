@@ -49,6 +49,25 @@ class BackwardListener(Protocol):
         """Note that the backward which began last has failed before its end."""
 
 
+class _Nobody:
+    """Listens when hooks have been removed."""
+
+    def begin(self) -> bool:
+        return False
+
+    def before(self, index: int) -> None:
+        pass
+
+    def after(self, index: int) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def drop(self) -> None:
+        pass
+
+
 class _Run(NamedTuple):
     """One call of the engine that is on this thread's stack."""
 
@@ -98,7 +117,7 @@ class BackwardHooks:
         listener: BackwardListener,
     ) -> None:
         self._parameters = list(parameters)
-        self._listener = listener
+        self._listener: BackwardListener = listener
         self._handles: list[RemovableHandle] = []
         # Graph tasks seen since the outermost began: whether hooks in them matter.
         self._tasks: dict[int, bool] = {}
@@ -116,7 +135,11 @@ class BackwardHooks:
             handle.remove()
         self._handles.clear()
         self._generation += 1
+        self._open = False
+        self._tasks.clear()
         self._parameters = []
+        # Graphs may live on, in frames of an error for instance; the session must not with them.
+        self._listener = _Nobody()
 
     def _watch(self, index: int, parameter: torch.Tensor) -> None:
         # Hooks survive freezing but cannot be put on a frozen parameter.

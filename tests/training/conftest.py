@@ -20,7 +20,7 @@ from p2pdpt.topology import Combine
 from p2pdpt.training.buckets import area_tensor
 from p2pdpt.training.connection import Connection
 from p2pdpt.training.loop_thread import LoopThread
-from p2pdpt.training.session import Session
+from p2pdpt.training.sessions import Session
 
 PATIENCE_S = 30.0
 

@@ -552,7 +552,7 @@ class Session:
     def _gather_values(
         self, call: str, values: Mapping[str, float], weight: float
     ) -> list[_Values]:
-        mine = _Values([float(value) for value in values.values()], weight)
+        mine = _Values([_number(value) for value in values.values()], weight)
         self._live  # noqa: B018  # raises where there is no group
         agreement = cast("Agreement", self._agreement)
         return agreement.gather(f"{call}({', '.join(values)})", mine, _Values)
@@ -560,7 +560,7 @@ class Session:
     def report(self, **metrics: float) -> None:
         """Show numbers, and keep them for the summary; local, nobody waits."""
         plain = {
-            name: float(value) if isinstance(value, torch.Tensor) else value
+            name: _number(value) if isinstance(value, torch.Tensor) else value
             for name, value in metrics.items()
         }
         self._metrics.update(plain)
@@ -598,6 +598,11 @@ class Session:
             "exposed_s": self.exposed_s,
             "loss": self._loss,
         }
+
+
+def _number(value: float | torch.Tensor) -> float:
+    """Return a number, also of a tensor of one element that has a graph."""
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 def _ignore(samples: float) -> None:
