@@ -207,7 +207,9 @@ async def _start_gloo(group: Group) -> None:
     first = group.rank == 0
     store_type: Any = vars(dist)["TCPStore"]  # there, but not in the module's typed face
     store = store_type("127.0.0.1", 0, None, True, wait_for_workers=False) if first else None
-    ports = await group.all_gather(str(store.port if first else 0).encode(), name="bench store")
+    ports = await group.all_gather(
+        str(store.port if store is not None else 0).encode(), name="bench store"
+    )
     if not first:
         store = store_type("127.0.0.1", int(ports[0]), None, False)
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size)

@@ -103,8 +103,14 @@ def last_error(block: Sequence[str]) -> str:
     return next((line for line in block[last_frame:] if line[:1].strip()), "")
 
 
-def own_frames(block: Sequence[str], package: str) -> list[str]:
-    """Return a traceback without the frames whose files lie under the folder `package`.
+def own_frames(block: Sequence[str], package: str, library: str) -> list[str]:
+    """Return a traceback without our own frames: those of the script and its libraries stay.
+
+    Args:
+        block: the lines.
+        package: the folder whose frames are left out.
+        library: the folder of Python's own modules, whose frames are left out where they follow
+            one of the package's.
 
     A traceback that has no other frames is returned whole.
     """
@@ -114,7 +120,9 @@ def own_frames(block: Sequence[str], package: str) -> list[str]:
     for line in block:
         frame = _FRAME.match(line)
         if frame is not None:
-            hiding = frame["path"].startswith(package) or frame["path"].startswith("<frozen runpy")
+            path = frame["path"]
+            inner = path.startswith(library) and "site-packages" not in path
+            hiding = path.startswith(package) or (inner and hiding)
             frames += not hiding
         elif not line.startswith("    "):
             hiding = line.startswith("  [Previous line repeated") and hiding

@@ -28,7 +28,8 @@ __all__ = [
 USAGE = 2
 NOT_ENOUGH_NODES = 3
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 _SIGNALS = {
     4: "illegal instruction",
@@ -134,7 +135,7 @@ class NodeState:
             return f"killed by signal {-status}{hint}"
         said = ""
         if self.failed is not None and self.failed.kind != "SystemExit":
-            text = self.failed.error.partition("\n")[0]
+            text = self.failed.error.partition("\n")[0].removeprefix(f"{self.failed.kind}: ")
             said = f"{self.failed.kind}: {text}" if text else self.failed.kind
         said = said or last_error(self.traceback)
         if not said:
@@ -206,7 +207,7 @@ def failure_lines(nodes: Sequence[NodeState], *, debug: bool = False) -> list[st
     if debug:
         lines += first.traceback
     elif not plain:
-        lines += own_frames(first.traceback, _PACKAGE + os.sep)
+        lines += own_frames(first.traceback, _PACKAGE, _LIBRARY)
     for node in nodes:
         if node is first or not node.unsuccessful:
             continue

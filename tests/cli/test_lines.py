@@ -92,9 +92,29 @@ def test_the_last_error_is_the_one_that_ended_it() -> None:
 
 
 def test_frames_of_the_package_are_left_out() -> None:
-    assert own_frames(TRACEBACK, "/site/p2pdpt/") == [*TRACEBACK[:4], *TRACEBACK[7:]]
+    assert own_frames(TRACEBACK, "/site/p2pdpt/", "/py/") == [*TRACEBACK[:4], *TRACEBACK[7:]]
+
+
+def test_frames_of_python_are_left_out_after_those_of_the_package() -> None:
+    python = ['  File "/py/concurrent/futures/_base.py", line 3, in result', "    raise error"]
+    inner = [*TRACEBACK[:6], *python, *TRACEBACK[7:]]
+    assert own_frames(inner, "/site/p2pdpt/", "/py/") == [*TRACEBACK[:4], *TRACEBACK[7:]]
+    outer = [TRACEBACK[0], *python, *TRACEBACK[1:]]
+    assert own_frames(outer, "/site/p2pdpt/", "/py/") == [
+        TRACEBACK[0],
+        *python,
+        *TRACEBACK[1:4],
+        *TRACEBACK[7:],
+    ]
+    torch = [line.replace("/py/", "/py/site-packages/") for line in python]
+    inner = [*TRACEBACK[:6], *torch, *TRACEBACK[7:]]
+    assert own_frames(inner, "/site/p2pdpt/", "/py/") == [
+        *TRACEBACK[:4],
+        *torch,
+        *TRACEBACK[7:],
+    ]
 
 
 def test_a_traceback_of_nothing_else_is_whole() -> None:
     inner = [TRACEBACK[0], *TRACEBACK[4:7], TRACEBACK[-1]]
-    assert own_frames(inner, "/site/p2pdpt/") == inner
+    assert own_frames(inner, "/site/p2pdpt/", "/py/") == inner

@@ -17,6 +17,13 @@ def follow(node: NodeState, at: float) -> None:
     node.end(1, at)
 
 
+def test_an_error_that_names_its_kind_itself() -> None:
+    run = nodes(1)
+    run[0].hear(Failed("KeyError: 'x'", "KeyError", 3), 1.0)
+    run[0].end(1, 1.1)
+    assert run[0].cause == "KeyError: 'x'"
+
+
 def test_no_failure() -> None:
     run = nodes()
     run[0].end(0, 1.0)
