@@ -35,6 +35,7 @@ A topology in full, all-reduce by sending everything to everybody::
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence

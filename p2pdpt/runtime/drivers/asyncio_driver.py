@@ -201,7 +201,12 @@ class _Landing(Landing):
         self._running.call_arrived(self._peer, self._ordinal, count, meta)
 
     def failed(self, error: Exception) -> None:
-        self._running.driver.lost(self._peer, error, self._running)
+        running = self._running
+        try:
+            running.driver.lost(self._peer, error, running)
+        except Exception as mistake:
+            # Whatever went wrong in telling it: the round must not wait for what never comes.
+            running.fail(mistake)
 
 
 class _Running(RoundIO):

@@ -50,7 +50,8 @@ async def drivers(size: int, **options: Any) -> AsyncIterator[list[AsyncioDriver
             peer: PeerInfo = infos[high]
             channels[low][high] = await transports[low].connect(peer)
     while any(channels[i][j] is None for i in range(size) for j in range(size) if i != j):
-        await asyncio.sleep(0.001)
+        arrived.clear()
+        await arrived.wait()
     made = [
         AsyncioDriver(
             rank=rank, size=size, channels=channels[rank], kernels=kernels.default(), **options
@@ -296,7 +297,7 @@ class Raising(Topology):
 async def test_a_plugin_s_error_is_chained() -> None:
     async with drivers(1) as made:
         memory = filled(pattern(0, 4))
-        with pytest.raises(TopologyError, match="raising.* raised RuntimeError") as caught:
+        with pytest.raises(TopologyError, match=r"raising.* raised RuntimeError") as caught:
             await made[0].run(Raising(RuntimeError("boom")), memory, key())
         assert isinstance(caught.value.__cause__, RuntimeError)
         with pytest.raises(HazardError, match="two"):
