@@ -8,7 +8,7 @@ handing them to a thread costs more than they take.
 from __future__ import annotations
 
 import asyncio
-import logging
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from p2pdpt.topology import Kernel, Message, Store, Topology
 
 __all__ = ["AsyncioDriver", "Reduction", "RoundKey"]
-
-logger = logging.getLogger(__name__)
 
 
 class RoundKey(NamedTuple):
@@ -69,8 +67,8 @@ class AsyncioDriver:
             kernels: arithmetic.
             seed: of ``links.rng``, the same on all members.
             store: for topologies that apply messages to one.
-            on_lost: called when a channel closes under a round, with the rank and why; it must
-                call ``abort`` soon. By default the round fails at once.
+            on_lost: called when a channel closes under a round, with the rank and why, perhaps
+                more than once; it must call ``abort`` soon. By default the round fails at once.
         """
         if len(channels) != size:
             raise TopologyError(f"a view of {size} members needs {size} channels")
@@ -85,6 +83,9 @@ class AsyncioDriver:
         self._running: set[_Running] = set()
         self._error: BaseException | None = None
         self._executor: ThreadPoolExecutor | None = None
+        for peer, channel in enumerate(self.channels):
+            if channel is not None:
+                channel.on_closed(functools.partial(self._closed, peer))
 
     async def run(
         self,
@@ -162,6 +163,11 @@ class AsyncioDriver:
             assert channel is not None
             failed = PeerFailedError(str(channel.peer), channel.address, str(error))
             running.fail(self._named(failed, running.topology, running.key))
+
+    def _closed(self, peer: int, error: Exception | None) -> None:
+        """Fail what runs: a closed connection ends the round, whoever needed it."""
+        for running in list(self._running):
+            self.lost(peer, error or ChannelClosedError("closed by this node"), running)
 
     def _named(self, error: BaseException, topology: Topology, key: RoundKey) -> BaseException:
         if isinstance(error, PeerFailedError):
