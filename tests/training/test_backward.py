@@ -302,7 +302,8 @@ def test_gradient_penalty_with_autograd_grad(arena: Any) -> None:
         x = x.clone().requires_grad_(True)
         out = model(x)
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        return (out**2).mean() + (slope**2).sum(1).mean()
+        value: torch.Tensor = (out**2).mean() + (slope**2).sum(1).mean()
+        return value
 
     compare(arena, mlp, penalty)
 
