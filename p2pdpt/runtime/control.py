@@ -53,7 +53,7 @@ class ControlLink(asyncio.BufferedProtocol):
         self._reader = MessageReader()
         self._buffer = bytearray(_READ_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._finishing = False
+        self._finishing = self._ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not an instance of it on every event loop.
@@ -78,15 +78,16 @@ class ControlLink(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._note("the connection was closed")
+        # At once: the transport would only tell in the loop's next turn.
+        self._end()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._note(f"connection lost: {exc}" if exc else "the connection was closed")
         self._transport = None
-        self.taken.set()
         if not self.closed.done():
             self.closed.set_result(None)
-            self._on_closed(self)
+        self._end()
 
     def send(self, message: Control) -> None:
         """Send a message; nothing happens once the connection has closed."""
@@ -116,6 +117,12 @@ class ControlLink(asyncio.BufferedProtocol):
         self._note(reason)
         if self._transport is not None:
             self._transport.abort()
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.taken.set()
+            self._on_closed(self)
 
     def _note(self, reason: str) -> None:
         self.reason = self.reason or reason
