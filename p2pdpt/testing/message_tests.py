@@ -17,8 +17,7 @@ from p2pdpt.testing.transport_bench import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any
+    from collections.abc import Callable
 
     from p2pdpt.channel import Channel
 
@@ -225,7 +224,7 @@ class MessageTests(TransportBench):
         """Messages of all sizes in both directions, posted in any order, all arrive."""
         chance = random.Random(5)
         async with self.pair() as (here, there):
-            waits: list[Coroutine[Any, Any, object]] = []
+            ends: list[asyncio.Event] = []
             checks = []
             posts: list[Callable[[], object]] = []
             for number in range(60):
@@ -234,12 +233,12 @@ class MessageTests(TransportBench):
                     data = pattern(size, number)
                     landing = RecordingLanding(size // 4, piece=chance.choice((None, 7000)))
                     checks.append((landing, data))
-                    waits.append(landing.done.wait())
+                    ends.append(landing.done)
 
                     def post_send(
                         sender: Channel = sender, n: int = number, data: bytearray = data
                     ) -> None:
-                        waits.append(self.send(sender, tag(n), data).done.wait())
+                        ends.append(self.send(sender, tag(n), data).done)
 
                     def post_receive(
                         receiver: Channel = receiver,
@@ -254,7 +253,8 @@ class MessageTests(TransportBench):
                 post()
                 if number % 7 == 0:
                     await asyncio.sleep(0)
-            await asyncio.gather(*waits)
+            for end in ends:
+                await end.wait()
             for landing, data in checks:
                 assert landing.memory == data
 
