@@ -145,12 +145,11 @@ class NodeState:
     @property
     def sentence(self) -> str:
         """Who failed when of what, in one line."""
-        if self.failed is not None and self.failed.step is not None:
+        when = "" if self.joined else " before it joined"
+        if self.joined and self.failed is not None and self.failed.step is not None:
             when = f" at step {self.failed.step}"
         elif self.progress is not None:
             when = f" after step {self.progress.step}"
-        else:
-            when = "" if self.joined else " before it joined"
         return f"{self.title} failed{when}: {self.cause}"
 
 
@@ -215,7 +214,7 @@ def failure_lines(nodes: Sequence[NodeState], *, debug: bool = False) -> list[st
             lines.append(f"{node.title} was stopped after it")
         elif node.follows:
             lines.append(f"{node.title} ended with it: {node.cause}")
-        elif node.cause == first.cause:
+        elif node.cause == first.cause or (plain and exit_code(node) == exit_code(first)):
             lines.append(f"{node.title} failed in the same way")
         else:
             lines.append(node.sentence)
