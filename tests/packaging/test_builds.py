@@ -89,20 +89,20 @@ def without_compiler(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @needs_compiler
-def test_the_sdist_has_what_a_build_needs(complete: Build) -> None:
+def test_the_sdist_has_what_a_build_needs(complete: Build, checkout: Path) -> None:
     assert complete.code == 0, complete.output
     (path,) = (path for path in complete.made if path.name.endswith(".tar.gz"))
     with tarfile.open(path) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     kept = {
-        str(path.relative_to(ROOT))
-        for folder in ("cffi_build", "p2pdpt", "plugins", "transports", "tests", "examples")
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".pyi", ".c", ".h", ".typed"}
-        and not {"generated", "build"} & set(path.relative_to(ROOT).parts)
+        str(path.relative_to(checkout))
+        for folder in ("cffi_build", "p2pdpt", "plugins", "transports", "tests", "examples", "docs")
+        for path in (checkout / folder).rglob("*")
+        if path.suffix in {".py", ".pyi", ".c", ".h", ".typed", ".md"}
+        and "generated" not in path.parts
     }
     assert kept - names == set()
-    assert {"setup.py", "pyproject.toml", "LICENSE", "CHANGELOG.md", "constraints.txt"} <= names
+    assert {"setup.py", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"} <= names
     assert not [name for name in names if "generated" in name or name.endswith(".so")]
 
 
