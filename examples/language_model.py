@@ -145,7 +145,7 @@ def schedule(step: int, steps: int) -> float:
 def main() -> int:
     """Train, report bits per byte on the held-out files, and print a sample."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=400, help="steps of training")
+    parser.add_argument("--steps", type=int, default=300, help="steps of training")
     parser.add_argument("--batch-size", type=int, default=16, help="windows a step, over all nodes")
     parser.add_argument("--context", type=int, default=128, help="bytes in a window")
     parser.add_argument("--size", choices=sorted(SIZES), default="small", help="of the model")
