@@ -386,10 +386,12 @@ class Topology(ABC):
 
     def describe(self) -> str:
         """Return the name and the options that are not the default, as a person writes them."""
-        listed = []
+        listed: list[str] = []
         if dataclasses.is_dataclass(self):
             for each in dataclasses.fields(self):
                 value = getattr(self, each.name)
-                if value != each.default:
+                made = each.default_factory
+                default = each.default if made is dataclasses.MISSING else made()
+                if value != default:
                     listed.append(f"{each.name}={value}")
         return type(self).__name__.lower() + (f":{','.join(listed)}" if listed else "")

@@ -12,7 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from p2pdpt.errors import FrameError, MismatchError, TopologyError
-from p2pdpt.protocol.tasks import WINDOW, RoundIO, Source, Task
+from p2pdpt.protocol.round_io import WINDOW, RoundIO
+from p2pdpt.protocol.tasks import Source, Task
 from p2pdpt.topology import Message, Region
 
 if TYPE_CHECKING:

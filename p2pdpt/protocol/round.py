@@ -2,7 +2,7 @@
 
 The same object serves the simulator and the asyncio driver, which is why they give the same
 bits: it decides what is sent, where arriving elements go, what is folded in which order and
-when, and the driver (a :class:`~p2pdpt.protocol.tasks.RoundIO`) only carries it out. It has no
+when, and the driver (a :class:`~p2pdpt.protocol.round_io.RoundIO`) only carries it out. It has no
 clock, socket, task or array.
 
 A ``static`` topology never looks at what arrives, so its coroutine runs ahead to its end at
@@ -17,21 +17,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from p2pdpt.errors import HazardError, IncompleteError, TopologyError
-from p2pdpt.protocol.intervals import IntervalMap
 from p2pdpt.protocol.mailbox import Mailbox, is_mail
-from p2pdpt.protocol.posting import Flight, Posted, Request, check_region
-from p2pdpt.protocol.tasks import (
-    MINE,
-    RESULT,
-    LocalTask,
-    Read,
-    RecvTask,
-    RoundIO,
-    SendTask,
-    Slice,
-    Source,
-    Task,
-)
+from p2pdpt.protocol.posting import Flight, Posted, Request
+from p2pdpt.protocol.round_io import MINE, RESULT, RoundIO, Slice
+from p2pdpt.protocol.spaces import Spaces
+from p2pdpt.protocol.tasks import LocalTask, Read, RecvTask, SendTask, Source, Task
 from p2pdpt.protocol.weighting import Fold, Reduction, finish, join, leaf
 from p2pdpt.topology import ADD, ANY, COPY, Handle, Links, Message, Recv, Region, Send
 
@@ -99,10 +89,7 @@ class Round(Links):
         self._topology = topology
         self._request: Request | None = None
         self._returned = False
-        self._spaces: dict[int, IntervalMap[Task | None]] = {
-            RESULT: IntervalMap(bucket.length, None)
-        }
-        self._active: dict[int, list[tuple[Task, list[tuple[int, int]]]]] = {RESULT: []}
+        self._spaces = Spaces(bucket.length, in_place=in_place)
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._sends: dict[tuple[int, int], SendTask] = {}
@@ -139,20 +126,16 @@ class Round(Links):
         self._move += 1
         handle = Posted("kernel")
         handle.writes, handle.reads = dst, (src,)
-        self._flight.check([handle], self._length_of)
+        self._flight.check([handle], self._spaces.length_of)
+        read = self._spaces.read(src, self._leaf)
+        hazards = self._hazards(dst)
         task = LocalTask(
-            dst,
-            self._move,
-            src,
-            self._read(src),
-            kernel,
-            self._hazards(dst),
-            self._progressed,
-            half=self._half,
+            dst, self._move, src, read, kernel, hazards, self._progressed, half=self._half
         )
         handle.tasks = [task]
-        self._track(task, reads=[src], writes=dst)
-        task.start(self._io)
+        self._spaces.reads(task, src.space, read)
+        self._spaces.writes(task, dst)
+        self._track(task, [read], hazards)
         self._flight.add([handle])
         return Request("local", [handle], 1, None)
 
@@ -300,7 +283,7 @@ class Round(Links):
             else:
                 raise TopologyError(f"{operation!r} is neither a Send nor a Recv")
             handles.append(handle)
-        self._flight.check(handles, self._length_of)
+        self._flight.check(handles, self._spaces.length_of)
         # All sends read the state before the move, so they are resolved before any receive
         # of the move becomes the writer of its region; and so are own contributions.
         prepared = [self._prepare(operation) for operation in operations]
@@ -318,9 +301,11 @@ class Round(Links):
     def _prepare(self, operation: Operation) -> tuple[Read | None, Read | None]:
         if isinstance(operation, Send):
             what = operation.what
-            return (self._read(what) if isinstance(what, Region) else None), None
+            if not isinstance(what, Region):
+                return None, None
+            return self._spaces.read(what, self._leaf), None
         if operation.sources is not ANY and self.rank in operation.sources:
-            return None, self._read(operation.region)
+            return None, self._spaces.read(operation.region, self._leaf)
         return None, None
 
     def _post_send(self, operation: Send, handle: Posted, read: Read | None) -> None:
@@ -375,7 +360,7 @@ class Round(Links):
 
     def send_region(self, region: Region, to: Sequence[tuple[int, int]]) -> Task:
         """Send a region of a message under the ordinals given."""
-        return self._start_send(region, to, self._read(region))
+        return self._start_send(region, to, self._spaces.read(region, self._leaf))
 
     def receive_region(self, region: Region, source: Source) -> Task:
         """Receive a region of a message into leased memory."""
@@ -385,8 +370,8 @@ class Round(Links):
         task = SendTask(region, self._move, to, read)
         for peer, ordinal in to:
             self._sends[peer, ordinal] = task
-        self._track(task, reads=[(a, b) for a, b, _ in self._kept(read)], writes=None)
-        self._follow(task, read)
+        self._spaces.reads(task, region.space, read)
+        self._track(task, [read], [])
         task.start(self._io)
         return task
 
@@ -398,24 +383,25 @@ class Round(Links):
         def worth(metas: Sequence[Meta]) -> Fold:
             return join(metas, combine, reduction, size, exact)
 
+        hazards = self._hazards(region)
         task = RecvTask(
             region,
             self._move,
             sources,
             combine,
-            self._hazards(region),
+            hazards,
             half=self._half,
             wide_width=self._wide_width,
             join=worth,
         )
+        reads = []
         for source in sources:
             if isinstance(source, Source):
                 self._receives[source.peer, source.ordinal] = (task, source)
             else:
-                self._follow(task, source)
-        for other, _, _ in task.hazards:
-            other.followers.append(task)
-        self._track(task, reads=[], writes=region)
+                reads.append(source)
+        self._spaces.writes(task, region)
+        self._track(task, reads, hazards)
         task.start(self._io)
         return task
 
@@ -430,83 +416,34 @@ class Round(Links):
         if peer == self.rank:
             raise TopologyError(f"{verb} itself: rank {peer} may only list itself as a source")
 
-    def _length_of(self, space: int) -> int | None:
-        found = self._spaces.get(space)
-        return None if found is None else found.length
-
-    def _read(self, region: Region) -> Read:
-        check_region(region, self._length_of)
-        parts = self._spaces[region.space].lookup(region.start, region.stop)
-        if region.space != RESULT and any(writer is None for _, _, writer in parts):
-            raise HazardError(f"{region} is read, but nothing has been written there")
-        return Read(parts, self._leaf)
-
-    def _kept(self, read: Read) -> list[tuple[int, int, Task | None]]:
-        """Return the parts of a read whose memory a later write would touch."""
-        return [part for part in read.parts if part[2] is not None or self._in_place]
-
     def _hazards(self, region: Region) -> list[tuple[Task, int, int]]:
-        """Return the earlier tasks that still use the memory of `region`."""
-        active = self._active[region.space]
-        kept = []
-        hazards = []
-        for entry in active:
-            task, ranges = entry
-            if task.complete and self._recorded is None:
-                continue
-            kept.append(entry)
-            for start, stop in ranges:
-                low, high = max(start, region.start), min(stop, region.stop)
-                if low < high:
-                    hazards.append((task, low, high))
-        self._active[region.space] = kept
-        return hazards
+        return self._spaces.hazards(region, every=self._recorded is not None)
 
     def _track(
-        self,
-        task: Task,
-        *,
-        reads: Sequence[Region] | Sequence[tuple[int, int]],
-        writes: Region | None,
+        self, task: Task, reads: Sequence[Read], hazards: Sequence[tuple[Task, int, int]]
     ) -> None:
-        ranges: dict[int, list[tuple[int, int]]] = {}
-        for each in reads:
-            space, start, stop = (
-                (each.space, each.start, each.stop)
-                if isinstance(each, Region)
-                else (task.region.space, each[0], each[1])
-            )
-            ranges.setdefault(space, []).append((start, stop))
-        if writes is not None:
-            ranges.setdefault(writes.space, []).append((writes.start, writes.stop))
-            self._spaces[writes.space].assign(writes.start, writes.stop, task)
-        for space, listed in ranges.items():
-            self._active[space].append((task, listed))
+        """Let a new task follow those that it waits for."""
+        for read in reads:
+            for _, _, writer in read.parts:
+                if writer is not None:
+                    writer.followers.append(task)
+        for other, _, _ in hazards:
+            other.followers.append(task)
         self._incomplete.add(task)
         if self._recorded is not None:
             self._recorded.append(task)
-        if isinstance(task, LocalTask):
-            self._follow(task, task.read)
-            for other, _, _ in task.hazards:
-                other.followers.append(task)
         self._mark(task)
-
-    def _follow(self, task: Task, read: Read) -> None:
-        for _, _, writer in read.parts:
-            if writer is not None:
-                writer.followers.append(task)
 
     # Going on.
 
     def add_space(self, space: int, length: int) -> None:
         """Make a space of `length` elements; the mailbox leases them too."""
         self._io.scratch(space, length)
-        self._spaces[space] = IntervalMap(length, None)
-        self._active[space] = []
+        self._spaces.add(space, length)
 
     def drop_space(self, space: int) -> None:
         """Give a leased space back."""
-        del self._spaces[space], self._active[space]
+        self._spaces.drop(space)
         self._io.drop(space)
 
     def next_space(self) -> int:
@@ -594,7 +531,7 @@ class Round(Links):
 
     def _finish(self) -> None:
         self._mailbox.close()
-        for start, stop, writer in self._spaces[RESULT].pieces():
+        for start, stop, writer in self._spaces.pieces():
             read = Read([(start, stop, writer)], self._leaf)
             position = start
             while position < stop:

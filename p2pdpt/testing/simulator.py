@@ -26,7 +26,7 @@ from p2pdpt.dtypes import dtype_named
 from p2pdpt.errors import DeadlockError, MismatchError, P2PError, PeerFailedError, TopologyError
 from p2pdpt.memory import BucketMemory
 from p2pdpt.protocol.round import Round
-from p2pdpt.protocol.tasks import RoundIO, Slice
+from p2pdpt.protocol.round_io import RoundIO, Slice
 from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.runtime.drivers.round_memory import RoundMemory, StagingPool
 from p2pdpt.topology import ADD, Bucket, Combine, Facts

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from p2pdpt.channel import Channel, Incoming, Landing, Meta, Outgoing, Tag
 from p2pdpt.errors import ChannelClosedError, P2PError, PeerFailedError, TopologyError
 from p2pdpt.protocol.round import Round
-from p2pdpt.protocol.tasks import RoundIO, Slice
+from p2pdpt.protocol.round_io import RoundIO, Slice
 from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.runtime.drivers.round_memory import RoundMemory, StagingPool
 from p2pdpt.topology import ADD, Bucket, Combine, Facts

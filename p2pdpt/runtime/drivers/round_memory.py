@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from p2pdpt.protocol.tasks import MINE, RESULT, WIDE, WINDOW, Slice
+from p2pdpt.protocol.round_io import MINE, RESULT, WIDE, WINDOW, Slice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
