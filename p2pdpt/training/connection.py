@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from p2pdpt.training.loop_thread import LoopThread
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from p2pdpt.config import NodeConfig, RunConfig
     from p2pdpt.group import Group
     from p2pdpt.runtime.node import Node
 
-__all__ = ["Connection", "NodeConnection"]
+__all__ = ["Connection", "NodeConnection", "bounded"]
 
 LEAVE_S: Final = 5.0
 
@@ -83,16 +85,17 @@ class NodeConnection(Connection):
         node, self._node = self._node, None
         if group is not None:
             # A peer that does not listen must not hold up the end of this program.
-            await _bounded(group.leave(error))
+            await bounded(group.leave(error), LEAVE_S)
         if node is not None:
-            await _bounded(node.__aexit__(None, None, None))
+            await bounded(node.__aexit__(None, None, None), LEAVE_S)
 
 
-async def _bounded(work: object) -> None:
-    task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-    done, _ = await asyncio.wait({task}, timeout=LEAVE_S)
+async def bounded(work: Coroutine[Any, Any, object], seconds: float) -> None:
+    """Await `work` for at most `seconds`, then cancel it; what it raises is dropped."""
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait({task}, timeout=seconds)
     if not done:
         task.cancel()
-        await asyncio.wait({task}, timeout=LEAVE_S)
-    elif not task.cancelled():
+        await asyncio.wait({task}, timeout=seconds)
+    if task.done() and not task.cancelled():
         task.exception()

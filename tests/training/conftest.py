@@ -33,7 +33,7 @@ class Hub:
         self.lock = threading.Lock()
         self.places: dict[Any, dict[int, Any]] = {}
         self.events: dict[Any, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]]] = {}
-        self.left: dict[int, P2PError] = {}
+        self.left: dict[int, PeerFailedError] = {}
         self.log: list[tuple[Any, int]] = []
 
     async def meet(self, key: Any, rank: int, value: Any) -> dict[int, Any]:
@@ -46,7 +46,7 @@ class Hub:
             assert rank not in present, f"rank {rank} came twice to {key}"
             present[rank] = value
             if self.left and not self.left.keys() <= present.keys():
-                raise next(iter(self.left.values()))
+                raise self.failure()
             self.events.setdefault(key, []).append((loop, future))
             if len(present) == self.size:
                 for other, waiter in self.events.pop(key):
@@ -54,7 +54,11 @@ class Hub:
         await future
         return self.places[key]
 
-    def leave(self, rank: int, error: P2PError) -> None:
+    def failure(self) -> PeerFailedError:
+        """Return a new error about the first who left: tracebacks hold on to memory."""
+        return next(iter(self.left.values())).during("", None)
+
+    def leave(self, rank: int, error: PeerFailedError) -> None:
         with self.lock:
             self.left.setdefault(rank, error)
             for key in list(self.events):
@@ -62,7 +66,7 @@ class Hub:
                     continue
                 for loop, waiter in self.events.pop(key):
                     if not loop.is_closed():
-                        loop.call_soon_threadsafe(_settle, waiter, error)
+                        loop.call_soon_threadsafe(_settle, waiter, self.failure())
 
 
 def _settle(future: asyncio.Future[Any], error: P2PError | None) -> None:
@@ -98,7 +102,7 @@ class HubGroup(Group):
 
     @property
     def failure(self) -> P2PError | None:
-        return next(iter(self.hub.left.values()), None)
+        return self.hub.failure() if self.hub.left else None
 
     def allocate(self, dtype: DType, length: int) -> BucketMemory:
         memory = allocate(dtype, length)
@@ -202,9 +206,13 @@ class Arena:
     def __init__(self) -> None:
         self.hub = Hub(1)
 
+    def connection(self, rank: int) -> HubConnection:
+        """Return a connection of `rank` to the hub of this run."""
+        return HubConnection(self.hub, rank)
+
     def session(self, rank: int, *arguments: Any, **options: Any) -> Session:
         """Return a session of `rank` in the hub of this run."""
-        return Session(HubConnection(self.hub, rank), *arguments, **options)
+        return Session(self.connection(rank), *arguments, **options)
 
     def outcomes(self, size: int, body: Body) -> list[Any]:
         """Run `body(rank)` for all; return results and errors."""
