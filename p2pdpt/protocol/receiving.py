@@ -96,33 +96,6 @@ class Receive(Incoming):
 class Receiving:
     """Everything that comes in through one connection."""
 
-    __slots__ = (
-        "_announced",
-        "_at",
-        "_closed",
-        "_counters",
-        "_current",
-        "_discards",
-        "_end",
-        "_freed",
-        "_into",
-        "_keeping",
-        "_messages",
-        "_meta",
-        "_notes_left",
-        "_pool",
-        "_pos",
-        "_rest",
-        "_scratch",
-        "_size",
-        "_skip",
-        "_start",
-        "_straight",
-        "_want",
-        "_width",
-        "sending",
-    )
-
     def __init__(self, sending: Sending, counters: ChannelCounters) -> None:
         """Begin with nothing received.
 

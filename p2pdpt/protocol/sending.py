@@ -116,19 +116,6 @@ class Send(Outgoing):
 class Sending:
     """Everything that leaves through one connection."""
 
-    __slots__ = (
-        "_batch",
-        "_closed",
-        "_counters",
-        "_credit",
-        "_early",
-        "_grants",
-        "_notes",
-        "_open",
-        "_ready",
-        "_wake",
-    )
-
     def __init__(self, wake: Callable[[], None], counters: ChannelCounters) -> None:
         """Begin with nothing to send.
 
