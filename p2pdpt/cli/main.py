@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import click
@@ -46,9 +47,13 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
 
 
-def _set_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        ctx.find_root().meta["p2pdpt.debug"] = True
+_shown_whole = False
+"""Whether ``--debug`` was given; kept here for what happens after click's own context is gone."""
+
+
+def _set_debug(_: click.Context, __: click.Parameter, value: bool) -> None:
+    global _shown_whole
+    _shown_whole |= value
 
 
 debug_option = click.option(
@@ -62,8 +67,7 @@ debug_option = click.option(
 
 def is_debug() -> bool:
     """Return whether ``--debug`` was given to the command that runs."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.find_root().meta.get("p2pdpt.debug"))
+    return _shown_whole
 
 
 def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -99,7 +103,6 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with the code of DESIGN.md section 7."""
-    debug = "--debug" in sys.argv
     try:
         code = cli.main(prog_name="p2pdpt", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -115,9 +118,10 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = _EXIT_INTERRUPTED
     except P2PError as error:
-        if debug:
-            raise
-        _complain(str(error))
+        if is_debug():
+            traceback.print_exc()
+        else:
+            _complain(str(error))
         if isinstance(error, UsageError):
             code = _EXIT_USAGE
         else:

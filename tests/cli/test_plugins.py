@@ -69,5 +69,7 @@ def test_a_broken_plugin_is_an_error_only_for_who_asks_for_it(
     assert err.startswith("p2pdpt: topology 'broken' of broken-plugin 1.5 (")
     assert err.count("\n") == 1
     code, _, err = command("run", "--debug", "--topology", "broken", path)
-    assert "Traceback" in err
-    assert code != 0
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert code == 2
+    # What comes after the script is the script's.
+    assert command("run", "--topology", "broken", path, "--debug")[2].count("\n") == 1
