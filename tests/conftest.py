@@ -12,6 +12,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test measures time, and a busy machine is no failure. The examples are the same every time;
+# --hypothesis-profile=search looks for new ones.
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("house", settings.get_profile("search"), derandomize=True)
+settings.load_profile("house")
 
 PATIENCE_S = 2.0
 """How long what was told to end may take to be gone."""
