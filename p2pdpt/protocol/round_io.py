@@ -91,8 +91,8 @@ class RoundIO(ABC):
         """Give back an area of ``scratch``."""
 
     @abstractmethod
-    def staging(self) -> tuple[int, int]:
-        """Lend two areas of WINDOW elements: one in the stored type, one in the wide type.
+    def staging(self, length: int) -> tuple[int, int]:
+        """Lend two areas of `length` elements: one in the stored type, one in the wide type.
 
         They may be the same area where the types are.
         """

@@ -209,7 +209,8 @@ class RecvTask(Task):
     """A region that is written from what listed ranks sent, the own rank perhaps among them.
 
     Elements land in place where nothing else needs the memory and nothing is folded; else in
-    staging of WINDOW elements for each source, from where they are folded in the listed order.
+    staging of ``window`` elements for each source, from where they are folded in the listed
+    order.
     """
 
     __slots__ = (
@@ -222,6 +223,7 @@ class RecvTask(Task):
         "sources",
         "staged",
         "wide_width",
+        "window",
     )
 
     def __init__(
@@ -245,6 +247,13 @@ class RecvTask(Task):
         self.wide_width = wide_width
         self.join = join
         self.direct = False
+        self.window = min(len(region), WINDOW)
+        for task, _, _ in hazards:
+            # A send of the same move must have left before its elements are overwritten, and it
+            # may wait for the window of a peer that waits likewise. Both get on in step, unless
+            # the send lags by more than a window is sure to be ahead: then all needs a place.
+            if task.move == move and region.start - task.region.start > WINDOW // 2:
+                self.window = len(region)
         # A copy whose memory is busy with earlier moves waits for them, which needs no staging
         # and cannot block them. Within its own move a peer may wait for us in turn, and what
         # comes ahead of a grant must have a place: both need staging.
@@ -275,7 +284,7 @@ class RecvTask(Task):
         for source in self.sources:
             if isinstance(source, Source):
                 if self.staged:
-                    source.areas = io.staging()
+                    source.areas = io.staging(self.window)
                 io.open_receive(source.peer, source.ordinal, length)
         self._grant(io)
 
@@ -290,8 +299,8 @@ class RecvTask(Task):
             base = self.region.start
             return Slice(source.landing, base + start, base + start + count)
         source.landing = source.areas[1] if wide else source.areas[0]
-        position = start % WINDOW
-        return Slice(source.landing, position, min(position + count, WINDOW))
+        position = start % self.window
+        return Slice(source.landing, position, min(position + count, self.window))
 
     def note_arrived(self, source: Source, count: int, meta: Meta) -> bool:
         """Note elements that are in memory; return whether the region progressed by it."""
@@ -334,8 +343,8 @@ class RecvTask(Task):
         return self.done > begun
 
     def _fold(self, io: RoundIO, limit: int) -> None:
-        base, done = self.region.start, self.done
-        stop = min(limit, done - done % WINDOW + WINDOW)
+        base, done, window = self.region.start, self.done, self.window
+        stop = min(limit, done - done % window + window)
         found: list[tuple[int, Meta, bool]] = []
         for source in self.sources:
             if isinstance(source, Source):
@@ -349,7 +358,7 @@ class RecvTask(Task):
                 found.append((area, meta, False))
             stop = min(stop, end)
         meta, scales, divisor = self.join([each[1] for each in found])
-        position = done % WINDOW
+        position = done % window
         count = stop - done
         slices = [
             Slice(area, position, position + count)
@@ -404,11 +413,11 @@ class RecvTask(Task):
         elif not self.staged:
             return
         else:
-            upto = length if self._instant() else min(length, self.done + WINDOW)
+            upto = length if self._instant() else min(length, self.done + self.window)
         for source in self.sources:
             if isinstance(source, Source) and upto > source.granted:
                 # Small grants would cost more messages than they free memory.
-                if upto < length and upto - source.granted < WINDOW // 2:
+                if upto < length and upto - source.granted < self.window // 2:
                     continue
                 source.granted = upto
                 io.grant(source.peer, source.ordinal, upto)

@@ -254,8 +254,8 @@ class _Node(RoundIO):
     def drop(self, area: int) -> None:
         self.memory.drop(area)
 
-    def staging(self) -> tuple[int, int]:
-        return self.memory.staging()
+    def staging(self, length: int) -> tuple[int, int]:
+        return self.memory.staging(length)
 
     def release(self, areas: tuple[int, int]) -> None:
         self.memory.release(areas)

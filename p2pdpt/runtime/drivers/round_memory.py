@@ -26,22 +26,28 @@ _FIRST_STAGING = 1 << 32
 
 
 class StagingPool:
-    """Staging arrays of WINDOW elements that outlive the rounds which borrow them."""
+    """Staging arrays that outlive the rounds which borrow them."""
 
     def __init__(self) -> None:
-        self._free: dict[str, list[tuple[Any, Any]]] = {}
+        self._free: dict[tuple[str, int], list[tuple[Any, Any]]] = {}
 
-    def take(self, dtype: DType) -> tuple[Any, Any]:
-        """Return an array in the stored type and one in the wide type, perhaps the same."""
-        free = self._free.setdefault(dtype.name, [])
+    def take(self, dtype: DType, length: int) -> tuple[Any, Any]:
+        """Return an array in the stored type and one in the wide type, perhaps the same.
+
+        They have at least `length` elements: a power of two, so that few sizes exist.
+        """
+        length = 1 << (length - 1).bit_length() if length > 1 else 1
+        free = self._free.get((dtype.name, length))
         if free:
             return free.pop()
-        narrow = np.empty(WINDOW, dtype.storage)
-        return narrow, (np.empty(WINDOW, dtype.wide) if dtype.half else narrow)
+        narrow = np.empty(length, dtype.storage)
+        return narrow, (np.empty(length, dtype.wide) if dtype.half else narrow)
 
     def give(self, dtype: DType, pair: tuple[Any, Any]) -> None:
-        """Take arrays back."""
-        self._free.setdefault(dtype.name, []).append(pair)
+        """Take arrays back; the few that are longer than a window are not kept."""
+        length = len(pair[0])
+        if length <= WINDOW:
+            self._free.setdefault((dtype.name, length), []).append(pair)
 
 
 class RoundMemory:
@@ -113,9 +119,9 @@ class RoundMemory:
         """Forget an area of ``scratch``."""
         del self._arrays[area]
 
-    def staging(self) -> tuple[int, int]:
-        """Borrow staging arrays; return their areas."""
-        pair = self._pool.take(self.dtype)
+    def staging(self, length: int) -> tuple[int, int]:
+        """Borrow staging arrays of at least `length` elements; return their areas."""
+        pair = self._pool.take(self.dtype, length)
         narrow, self._next = self._next, self._next + 2
         self._arrays[narrow] = pair[0]
         self._arrays[narrow + 1] = pair[1]
