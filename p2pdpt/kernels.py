@@ -96,7 +96,7 @@ def _check(
     scales: Sequence[float] | None,
     divisor: float | None,
 ) -> None:
-    if count != 1 and (count == 0 or combine is Combine.COPY):
+    if count != 1 and (count == 0 or combine == Combine.COPY):
         raise ValueError(f"a fold by {combine.name} cannot have {count} sources")
     if scales is not None:
         if len(scales) != count:
@@ -104,7 +104,7 @@ def _check(
         if not dtype.inexact:
             for scale in scales:
                 # Beyond 2**53 neighbouring whole numbers are the same float.
-                if scale != int(scale) or abs(scale) > 2**53:
+                if not float(scale).is_integer() or abs(scale) > 2**53:
                     raise ConfigError(
                         f"{dtype.name} elements cannot be scaled by {scale}: weights of integer "
                         "elements must be whole numbers up to 2**53"
@@ -142,7 +142,7 @@ class _Native:
         divisor: float | None = None,
     ) -> None:
         count = len(sources)
-        if count < 2 or scales is not None or divisor is not None or combine is Combine.COPY:
+        if count < 2 or scales is not None or divisor is not None or combine == Combine.COPY:
             _check(count, dtype, combine, scales, divisor)
         length = len(out)
         from_buffer = self._from_buffer

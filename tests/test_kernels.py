@@ -205,8 +205,9 @@ def test_refuses_means_and_fractions_of_integers(kernel: Kernels) -> None:
     x = np.ones(2, "int32")
     with pytest.raises(ConfigError, match="int32 elements have no mean"):
         kernel.fold(x, [x, x], DTYPES["int32"], ADD, divisor=2.0)
-    with pytest.raises(ConfigError, match=r"cannot be scaled by 0\.5"):
-        kernel.fold(x, [x, x], DTYPES["int32"], ADD, [0.5, 1.0])
+    for scale in (0.5, float("inf"), float("nan"), 2.0**60):
+        with pytest.raises(ConfigError, match="int32 elements cannot be scaled by"):
+            kernel.fold(x, [x, x], DTYPES["int32"], ADD, [scale, 1.0])
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ TARGET static void copy(void *to, const void *from, size_t bytes) {
     }
     for (; bytes >= 32; bytes -= 32, in += 32, out += 32)
         _mm256_storeu_si256((__m256i *)out, _mm256_loadu_si256((const __m256i *)in));
-    /* Less than one vector: leave it to the compiler. */
-    memmove(out, in, bytes);
+    memcpy(out, in, bytes);
 }
 
 TARGET static void stream(void *to, const void *from, size_t bytes) {
