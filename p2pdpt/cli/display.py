@@ -121,19 +121,22 @@ def progress_line(run: str, nodes: Sequence[NodeState], seconds: float) -> str:
 
 
 class _Reports:
-    """Shows the last report, not more than one a second: scripts may report every step."""
+    """Shows reports once a second: all if they are few, else the last; scripts may report every
+    step."""
 
     def __init__(self, run: str, show: Callable[[str], None]) -> None:
         self._run, self._show = run, show
-        self._pending: Report | None = None
+        self._pending: list[Report] = []
         self._last = -1.0
 
     def add(self, event: Report) -> None:
-        self._pending = event
+        self._pending.append(event)
 
     def flush(self, seconds: float = float("inf")) -> None:
-        if self._pending is not None and seconds - self._last >= 1.0:
-            event, self._pending, self._last = self._pending, None, seconds
+        if not self._pending or seconds - self._last < 1.0:
+            return
+        events, self._pending, self._last = self._pending, [], seconds
+        for event in events if len(events) <= 3 else events[-1:]:
             values = (
                 f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
                 for name, value in event.metrics.items()

@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from p2pdpt.cli.display import Output, PlainDisplay, TerminalDisplay, progress_line
-from p2pdpt.cli.events import Finished, Joined, Progress
+from p2pdpt.cli.display import (
+    ForegroundDisplay,
+    Output,
+    PlainDisplay,
+    TerminalDisplay,
+    progress_line,
+)
+from p2pdpt.cli.events import Finished, Joined, Progress, Report
 from p2pdpt.cli.outcome import NodeState
 from p2pdpt.cli.summary import Summary
 
@@ -68,6 +74,31 @@ def test_plain_lines_come_seldom_and_only_with_news(tmp_path: Path) -> None:
         "run: step 9, loss 0.5000, 100 samples/s, 1.50 kB sent, 2 members, 10.2 s\n"
         "node1: a warning\n"
         "node1 failed\n",
+    )
+
+
+def test_reports_are_shown_once_a_second(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    display = ForegroundDisplay("run", files.err)
+    display.report(Report({"loss": 0.5, "best": True}, 1, 0))
+    display.tick(0.25)
+    for step in (2, 3):
+        display.report(Report({"loss": 0.25}, step, 0))
+    display.tick(0.5)
+    display.tick(1.25)
+    for step in range(4, 100):
+        display.report(Report({"loss": 0.125}, step, 1))
+    display.tick(2.25)
+    display.report(Report({}, 100, 1))
+    display.end(None, ["the end"])
+    assert files.read() == (
+        "",
+        "run: epoch 0, step 1, loss 0.5000, best True\n"
+        "run: epoch 0, step 2, loss 0.2500\n"
+        "run: epoch 0, step 3, loss 0.2500\n"
+        "run: epoch 1, step 99, loss 0.1250\n"
+        "run: epoch 1, step 100\n"
+        "the end\n",
     )
 
 
