@@ -87,15 +87,21 @@ class _Watch(Task):
 
 
 class _Inbox:
-    """What is under way from one peer."""
+    """What is under way from one peer.
 
-    __slots__ = ("arrived", "header", "number", "spaces")
+    Attributes:
+        number: of the message, counted from 0.
+        header: its header, as far as ``arrived`` bytes.
+        held: the message, once delivered and until it is released.
+    """
+
+    __slots__ = ("arrived", "header", "held", "number")
 
     def __init__(self) -> None:
         self.number = 0
         self.header = bytearray(HEADER_BYTES)
         self.arrived = 0
-        self.spaces: list[int] = []
+        self.held: Message | None = None
 
 
 class Mailbox:
@@ -142,16 +148,27 @@ class Mailbox:
         Raises:
             TopologyError: it is not held.
         """
-        inbox = self._inboxes.get(message.source)
-        spaces = [region.space for region in message.regions]
-        if inbox is None or inbox.arrived < HEADER_BYTES or inbox.spaces != spaces:
-            raise TopologyError(f"message {message.kind!r} was released already")
-        for space in spaces:
-            self._round.drop_space(space)
+        inbox = self.check_held(message)
+        for region in message.regions:
+            self._round.drop_space(region.space)
         inbox.number += 1
         inbox.arrived = 0
-        inbox.spaces = []
+        inbox.held = None
         self._ask(message.source)
+
+    def check_held(self, message: Message) -> _Inbox:
+        """Refuse a message whose memory was given back.
+
+        Raises:
+            TopologyError: it is not held.
+        """
+        inbox = self._inboxes.get(message.source)
+        if inbox is None or inbox.held is not message:
+            raise TopologyError(
+                f"message {message.kind!r} from rank {message.source} is not held: "
+                "it was released or applied already"
+            )
+        return inbox
 
     def land(self, peer: int, start: int, count: int) -> memoryview:
         """Return where the next bytes of a header go."""
@@ -175,7 +192,6 @@ class Mailbox:
         for index, length in enumerate(lengths):
             space = self._round.next_space()
             self._round.add_space(space, length)
-            inbox.spaces.append(space)
             region = Region(0, length, space)
             regions.append(region)
             if length:
@@ -214,4 +230,6 @@ class Mailbox:
 
     def _deliver(self) -> None:
         while self._ready and self._expected:
-            self._expected.popleft()(self._ready.popleft())
+            message = self._ready.popleft()
+            self._inboxes[message.source].held = message
+            self._expected.popleft()(message)

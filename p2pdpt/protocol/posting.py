@@ -103,6 +103,19 @@ class Flight:
                             f"{mine} is used while {other.text} is in flight; wait for it first"
                         )
 
+    def check_free(self, space: int) -> None:
+        """Refuse to give back a space that an operation in flight uses.
+
+        Raises:
+            HazardError: there is one; the text names it.
+        """
+        for handle in self._posted:
+            regions = handle.reads if handle.writes is None else (*handle.reads, handle.writes)
+            if not handle.awaited and any(region.space == space for region in regions):
+                raise HazardError(
+                    f"a message is released while {handle.text} uses it; wait for that first"
+                )
+
 
 def check_region(region: Region, length_of: Callable[[int], int | None]) -> None:
     """Refuse a region outside its space.

@@ -88,7 +88,9 @@ class Round(Links):
         self._coroutine: Coroutine[Any, Any, None] | None = None
         self._topology = topology
         self._request: Request | None = None
+        self._resuming = False
         self._returned = False
+        self._applying = 0
         self._spaces = Spaces(bucket.length, in_place=in_place)
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
@@ -145,10 +147,16 @@ class Round(Links):
         return Region(0, length, space)
 
     def apply(self, shard: int, message: Message) -> Awaitable[None]:
+        self._mailbox.check_held(message)
         handle = Posted("apply")
+        handle.reads = message.regions
+        self._flight.check([handle], self._spaces.length_of)
+        self._flight.add([handle])
+        self._applying += 1
 
         def done() -> None:
-            handle.finished = True
+            handle.finished = handle.awaited = True
+            self._applying -= 1
             self.release(message)
             self._pump()
 
@@ -157,6 +165,8 @@ class Round(Links):
         return Request("local", [handle], 1, None)
 
     def release(self, message: Message) -> None:
+        for region in message.regions:
+            self._flight.check_free(region.space)
         self._mailbox.release(message)
 
     @property
@@ -180,6 +190,15 @@ class Round(Links):
         """
         self._coroutine = self._topology.exchange(self, self._bucket)
         self._pump()
+
+    @property
+    def recorded(self) -> list[Task] | None:
+        """The operations so far, in order, or None if they depended on more than the view."""
+        return self._recorded if self._returned else None
+
+    def written(self) -> list[tuple[int, int, Task | None]]:
+        """Return ``(start, stop, last writer)`` over the whole bucket, in order."""
+        return self._spaces.pieces()
 
     @property
     def replayable(self) -> bool:
@@ -243,17 +262,16 @@ class Round(Links):
         """End the coroutine by raising `error` where it waits; whatever it does is ignored."""
         coroutine, self._coroutine = self._coroutine, None
         self._queue.clear()
-        if coroutine is None:
-            return
-        if self._request is None:
-            coroutine.close()
+        # One that runs now issued the operation that failed; it is closed where it waits next.
+        if coroutine is None or self._resuming:
             return
         try:
-            coroutine.throw(error)
+            if self._request is not None:
+                coroutine.throw(error)
         except BaseException:
             # The error itself, or what the plugin made of it: the round is over either way.
             pass
-        coroutine.close()
+        _close(coroutine)
 
     def stuck(self) -> list[str]:
         """Return what is not finished, an operation a line, for people."""
@@ -483,7 +501,7 @@ class Round(Links):
                         self._progressed(task, pump=False)
                 if self._returned or not self._resume():
                     break
-            if self._returned and not self._incomplete and not self.finished:
+            if self._returned and not (self._incomplete or self._applying or self.finished):
                 self._finish()
         finally:
             self._pumping = False
@@ -514,11 +532,18 @@ class Round(Links):
                 if request.kind == "move":
                     value = [each.mail for each in request.handles if each.mail is not None]
         self._request = None
+        coroutine = self._coroutine
+        self._resuming = True
         try:
-            awaited = self._coroutine.send(value)
+            awaited = coroutine.send(value)
         except StopIteration:
-            self._returned = True
-            return True
+            self._returned = self._coroutine is not None
+            return self._returned
+        finally:
+            self._resuming = False
+        if self._coroutine is None:
+            _close(coroutine)
+            return False
         if not isinstance(awaited, Request):
             raise TopologyError(
                 f"{self._topology.describe()} awaits {awaited!r}; a topology awaits only links"
@@ -555,3 +580,11 @@ class Round(Links):
                     )
                 position = run_stop
         self.finished = True
+
+
+def _close(coroutine: Coroutine[Any, Any, None]) -> None:
+    try:
+        coroutine.close()
+    except BaseException:
+        # A plugin that goes on awaiting, or fails in its own way, cannot keep the round alive.
+        pass

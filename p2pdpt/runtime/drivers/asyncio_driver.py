@@ -215,6 +215,22 @@ class _Landing(Landing):
             running.fail(mistake)
 
 
+class _Nowhere(Outgoing, Incoming):
+    """A message of a round that has ended, or of a channel that has: nothing moves."""
+
+    def push(self, data: memoryview, count: int, meta: Meta) -> None:
+        pass
+
+    def grant(self, upto: int) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+_NOWHERE = _Nowhere()
+
+
 class _Running(RoundIO):
     """One round on this driver."""
 
@@ -240,7 +256,7 @@ class _Running(RoundIO):
         self._timer: asyncio.TimerHandle | None = None
         self._locals: set[asyncio.Future[None]] = set()
         self._ended = False
-        self._plan_key = (id(driver), id(topology), combine, reduction)
+        self._plan_key = (id(driver), id(topology), combine, reduction, key.bucket)
         # A plan in use is taken out, so that a bucket exchanged twice at once cannot share it.
         plan = memory.plans.pop(self._plan_key, None)
         self.replays = plan is not None
@@ -337,7 +353,13 @@ class _Running(RoundIO):
         def drained(upto: int) -> None:
             self._guard(self.round.drained, peer, ordinal, upto)
 
-        self._outgoing[peer, ordinal] = channel.send(self.key.tag(ordinal), length, drained)
+        outgoing: Outgoing = _NOWHERE
+        if not self._ended:
+            try:
+                outgoing = channel.send(self.key.tag(ordinal), length, drained)
+            except ChannelClosedError as error:
+                self.driver.lost(peer, error, self)
+        self._outgoing[peer, ordinal] = outgoing
 
     def push(self, peer: int, ordinal: int, data: Slice, meta: Meta) -> None:
         outgoing = self._outgoing[peer, ordinal]
@@ -347,10 +369,17 @@ class _Running(RoundIO):
         self._outgoing[peer, ordinal].push(memoryview(payload), len(payload), Meta())
 
     def open_receive(self, peer: int, ordinal: int, length: int) -> None:
-        landing = _Landing(self, peer, ordinal)
-        incoming = self._channel(peer).receive(self.key.tag(ordinal), length, landing)
+        channel = self._channel(peer)
+        incoming: Incoming = _NOWHERE
+        if not self._ended:
+            landing = _Landing(self, peer, ordinal)
+            try:
+                incoming = channel.receive(self.key.tag(ordinal), length, landing)
+            except ChannelClosedError as error:
+                self.driver.lost(peer, error, self)
         self._incoming[peer, ordinal] = incoming
         if self._ended:
+            # What came ahead was refused: the round ended within `receive`.
             incoming.cancel()
 
     def cancel_receive(self, peer: int, ordinal: int) -> None:
