@@ -190,11 +190,14 @@ class MemoryChannel(Channel):
             buffers, self._under_way = self._under_way, []
             for buffer in buffers:
                 other.deliver(memoryview(buffer))
-            if self.other is None:
-                return
+        if self.other is None:
+            return
+        try:
             self._flow.output_drained()
             self._notify()
-        self._under_way = self._flow.next_output()
+            self._under_way = self._flow.next_output()
+        except Exception as error:
+            self._broken("on_drained", error)
         if self._under_way:
             self._wake()
         elif self._closing:
@@ -213,8 +216,12 @@ class MemoryChannel(Channel):
         except TransportError as error:
             self._end(str(error), "the peer aborted it")
         except Exception as error:
-            log.exception("channel.failed peer=%s", self.peer)
-            self._end(f"{type(error).__name__} in a landing: {error}", "the peer aborted it")
+            self._broken("a landing", error)
+
+    def _broken(self, where: str, error: Exception) -> None:
+        """End because a callback raised, which it must not: others would wait for ever."""
+        log.error("channel.failed peer=%s in=%s", self.peer, where, exc_info=error)
+        self._end(f"{type(error).__name__} in {where}: {error}", "the peer aborted it")
 
     def _end(self, reason: str, there: str) -> None:
         """Close both ends, soon."""

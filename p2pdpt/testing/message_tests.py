@@ -262,11 +262,16 @@ class MessageTests(TransportBench):
         """A long message does not hold up a short one that was sent after it."""
         async with self.pair() as (here, there):
             long, _ = self.expect(there, tag(1), RecordingLanding(16 << 20, 1))
-            short, _ = self.expect(there, tag(2), RecordingLanding(1000, 1))
+            seen: list[int] = []
+            short, _ = self.expect(
+                there,
+                tag(2),
+                RecordingLanding(1000, 1, then=lambda landing: seen.append(long.got)),
+            )
             self.send(here, tag(1), bytes(16 << 20), 1)
             self.send(here, tag(2), pattern(1000), 1)
             await short.done.wait()
-            assert long.got < long.length
+            assert seen[-1] < long.length
             await long.done.wait()
 
     async def test_both_directions_at_once(self) -> None:

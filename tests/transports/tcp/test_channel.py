@@ -246,8 +246,29 @@ async def test_a_landing_that_raises_ends_the_channel(caplog: pytest.LogCaptureF
             bench.send(here, tag(1), pattern(40))
             await ends.wait()
         assert "KeyError in a landing: 'boom'" in str(ends.reasons[1])
-        assert "channel.failed peer=alice" in caplog.text
-        caplog.clear()
+        assert "channel.failed peer=alice in=a landing" in caplog.text
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+async def test_an_on_drained_that_raises_ends_the_channel(
+    blocked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def boom(upto: int) -> None:
+        raise KeyError("boom")
+
+    made, wire = faked()
+    wire.blocked = blocked
+    landing = RecordingLanding(10)
+    made.receive(tag(1), 10, landing).grant(10)
+    made.send(tag(1), 10, boom).push(memoryview(bytes(40)), 10, Meta())
+    with caplog.at_level(logging.ERROR):
+        await asyncio.sleep(0)
+        if blocked:
+            made.resume_writing()
+        error = await ended(made)
+    assert "KeyError in on_drained: 'boom'" in str(error)
+    assert str(landing.error) == str(error)
+    assert "channel.failed peer=bob in=on_drained" in caplog.text
 
 
 async def test_a_callback_that_raises_takes_nothing_down() -> None:

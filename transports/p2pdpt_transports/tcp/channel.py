@@ -132,6 +132,11 @@ class TcpChannel(Channel, asyncio.BufferedProtocol):
         else:
             self._loop.call_soon(self.connection_lost, None)
 
+    def _broken(self, where: str, error: Exception) -> None:
+        """End because a callback raised, which it must not: others would wait for ever."""
+        log.error("channel.failed peer=%s in=%s", self.peer, where, exc_info=error)
+        self._fail(f"{type(error).__name__} in {where}: {error}")
+
     def _watch(self, before: int) -> None:
         """Abort a close in which nothing has moved since the last look."""
         counters = self.counters
@@ -175,6 +180,8 @@ class TcpChannel(Channel, asyncio.BufferedProtocol):
                     return
             if self._closing:
                 self._end(wire)
+        except Exception as error:
+            self._broken("on_drained", error)
         finally:
             self._pumping = False
 
@@ -209,9 +216,7 @@ class TcpChannel(Channel, asyncio.BufferedProtocol):
         except TransportError as error:
             self._fail(str(error))
         except Exception as error:
-            # A landing must not raise. The channel cannot go on, and others must hear of it.
-            log.exception("channel.failed peer=%s", self.peer)
-            self._fail(f"{type(error).__name__} in a landing: {error}")
+            self._broken("a landing", error)
         if awake:
             return  # a call of _pump is on its way
         self._pump()
@@ -229,7 +234,10 @@ class TcpChannel(Channel, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Note that the batch has left, and go on."""
         self._paused = False
-        self._flow.output_drained()
+        try:
+            self._flow.output_drained()
+        except Exception as error:
+            self._broken("on_drained", error)
         self._notify()
         self._pump()
 

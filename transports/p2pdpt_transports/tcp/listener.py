@@ -30,11 +30,15 @@ class TcpListener(Listener):
 
     async def _serve(self, stream: Stream) -> None:
         channel = TcpChannel(stream.peer, stream.address, asyncio.get_running_loop())
-        await stream.attach(channel)
-        if self._closed:
+        try:
+            await stream.attach(channel)
+            if self._closed:
+                channel.abort()
+            else:
+                self._accept(channel)
+        except BaseException:
             channel.abort()
-        else:
-            self._accept(channel)
+            raise
 
     async def close(self) -> None:
         """Accept no more; channels that are open stay. May be called twice."""

@@ -49,5 +49,6 @@ class TcpTransport(Transport):
             await stream.attach(channel)
         except BaseException:
             stream.abort()
+            channel.abort()
             raise
         return channel
