@@ -28,6 +28,7 @@ __all__ = [
     "Peers",
     "Place",
     "Propose",
+    "Released",
     "Started",
     "Status",
     "Vote",
@@ -203,6 +204,13 @@ class Farewell(Control, frozen=True):
     reason: Annotated[str, msgspec.Meta(max_length=4000)] = ""
 
 
+class Released(Control, frozen=True):
+    """The sender has finished every collective that a leaving member has finished.
+
+    Until then what the leaver sent may still wait in its connections.
+    """
+
+
 _SMALL: Final = 1 << 10
 _LISTS: Final = 1 << 20
 _KINDS: Final[dict[int, tuple[type[Control], int]]] = {
@@ -218,6 +226,7 @@ _KINDS: Final[dict[int, tuple[type[Control], int]]] = {
     10: (Gather, GATHER_BYTES + 4096),
     11: (Ok, _SMALL),
     12: (Farewell, 128 << 10),
+    13: (Released, 8),
 }
 _NUMBERS: Final = {kind: number for number, (kind, _) in _KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -23,7 +23,7 @@ from p2pdpt.errors import (
 )
 from p2pdpt.group import Group, GroupCounters
 from p2pdpt.memory import allocate
-from p2pdpt.protocol.messages import GATHER_BYTES, Control, Farewell, Gather, Ok
+from p2pdpt.protocol.messages import GATHER_BYTES, Control, Farewell, Gather, Ok, Released
 from p2pdpt.protocol.step import Act, StepTransaction
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
@@ -49,6 +49,8 @@ VERDICT_S: Final = 0.5
 """How long a closed bulk channel waits for the control connection to tell why, in seconds."""
 GRACE_S: Final = 1.0
 """How long a leaving member waits for the others to have read its farewell, in seconds."""
+RELEASE_S: Final = 5.0
+"""How long it waits for them to finish the collectives that it has finished, in seconds."""
 
 
 class MeshGroup(Group):
@@ -97,6 +99,9 @@ class MeshGroup(Group):
         self._gathers = Gathers(rank, view.size, self._tell)
         self._made: dict[int, int] = {}
         self._finished: dict[int, int] = {}
+        self._owed: set[int] = set()
+        self._unreleased: set[int] = set()
+        self._released = asyncio.Event()
         self._names: dict[int, str] = {}
         self._running: dict[object, tuple[int, int]] = {}
         self._memories: list[BucketMemory] = []
@@ -115,6 +120,11 @@ class MeshGroup(Group):
                 channel.on_closed(functools.partial(self._channel_closed, other))
 
     # What a program calls.
+
+    @property
+    def transport(self) -> str:
+        names = {channel.transport for channel in self._channels if channel is not None}
+        return ", ".join(sorted(names))
 
     @property
     def counters(self) -> GroupCounters:
@@ -233,7 +243,7 @@ class MeshGroup(Group):
             FrameError: it broke a rule; its connection must be closed.
         """
         rank = self.view.rank_of(peer)
-        if rank < 0 or rank in self._left:
+        if rank < 0:
             return
         match message:
             case Gather():
@@ -247,6 +257,8 @@ class MeshGroup(Group):
                         self._sealing.set_result(None)
             case Farewell():
                 self._take_leave(rank, message)
+            case Released():
+                self._count_release(rank)
             case _:
                 raise FrameError(f"bad message: {type(message).__name__} in a group")
 
@@ -255,6 +267,7 @@ class MeshGroup(Group):
         rank = self.view.rank_of(peer)
         if rank >= 0 and rank not in self._left:
             self._fail_peer(rank, reason)
+        self._count_release(rank)
 
     def broke(self, what: str, error: Exception) -> None:
         """Note that something of this node itself failed in the background."""
@@ -266,7 +279,8 @@ class MeshGroup(Group):
 
     def _tell(self, message: Control) -> None:
         for rank, member in enumerate(self.view.members):
-            if rank != self.rank and rank not in self._left:
+            # Those that have left are gone, or only wait to be released.
+            if rank != self.rank and (rank not in self._left or isinstance(message, Farewell)):
                 self._mesh.send(member.node_id, message)
 
     def _check(self, operation: str, step: int | None) -> None:
@@ -322,8 +336,11 @@ class MeshGroup(Group):
         self._made[stream] = count + 1
         key = RoundKey(self.view.number, stream, count, 0, 0)
         run = self._driver.run(topology, memory, key, combine=combine, reduction=reduction)
-        await self._round(operation, stream, count, run)
-        self._finished[stream] = max(self._finished.get(stream, 0), count + 1)
+        try:
+            await self._round(operation, stream, count, run)
+        finally:
+            self._finished[stream] = max(self._finished.get(stream, 0), count + 1)
+            self._release()
 
     def _stream(self, name: str) -> int:
         digest = hashlib.sha256(name.encode()).digest()
@@ -365,10 +382,25 @@ class MeshGroup(Group):
                 self._fail_peer(rank, farewell.error)
         # Whatever closes from now on is no news.
         self._left[rank] = farewell
+        self._owed.add(rank)
+        self._release()
         self._gathers.leave(rank, lambda operation: self._leaver(rank, operation, None))
         self._miss_ok(rank)
         for stream, step in list(self._running.values()):
             self._miss_round(rank, stream, step)
+
+    def _release(self) -> None:
+        """Let leavers go whose collectives this member has finished as well."""
+        for rank in list(self._owed):
+            finished = self._left[rank].finished
+            if all(self._finished.get(stream, 0) >= done for stream, done in finished.items()):
+                self._owed.discard(rank)
+                self._mesh.send(self.view.members[rank].node_id, Released())
+
+    def _count_release(self, rank: int) -> None:
+        self._unreleased.discard(rank)
+        if not self._unreleased:
+            self._released.set()
 
     def _leaver(self, rank: int, operation: str, step: int | None) -> PeerLeftError:
         member = self.view.members[rank]
@@ -415,6 +447,11 @@ class MeshGroup(Group):
 
     async def _leave(self, error: str | None) -> None:
         failure = self._failure
+        self._unreleased = {
+            rank
+            for rank, member in enumerate(self.view.members)
+            if member.node_id in self._mesh.links
+        }
         reason = failure.reason if isinstance(failure, PeerFailedError) else ""
         self._tell(
             Farewell(
@@ -431,6 +468,10 @@ class MeshGroup(Group):
             self._sealing.set_exception(SessionError("seal: this node has left the run"))
         try:
             await self._driver.close()
+            if error is None and failure is None and self._unreleased:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RELEASE_S):
+                        await self._released.wait()
             channels = [channel for channel in self._channels if channel is not None]
             if error is None and failure is None:
                 with contextlib.suppress(TimeoutError):

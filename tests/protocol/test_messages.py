@@ -23,6 +23,7 @@ from p2pdpt.protocol.messages import (
     Peers,
     Place,
     Propose,
+    Released,
     Started,
     Status,
     Vote,
@@ -45,6 +46,7 @@ ALL: list[Control] = [
     Gather("schema", 0, b"\0payload"),
     Ok(1, 12, 0),
     Farewell(12, {5: 6}, "ValueError: bad sample 1234", A, "connection reset"),
+    Released(),
 ]
 
 
@@ -99,7 +101,7 @@ def test_any_bytes_are_messages_or_an_error(data: bytes) -> None:
         MessageReader().receive(data)
 
 
-@given(st.integers(1, 12), st.binary(max_size=200))
+@given(st.integers(1, 13), st.binary(max_size=200))
 def test_any_body_of_any_kind(kind: int, body: bytes) -> None:
     try:
         found = MessageReader().receive(HEAD.pack(kind, len(body)) + body)
