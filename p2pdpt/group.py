@@ -48,6 +48,11 @@ class Group(ABC):
     topology: str
 
     @property
+    @abstractmethod
+    def transport(self) -> str:
+        """What carries the bulk, for instance ``tcp``; empty if there is no other member."""
+
+    @property
     def size(self) -> int:
         """How many members there are."""
         return self.view.size

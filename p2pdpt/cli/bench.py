@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
-_HEAD = ("method", "nodes", "size", "median", "rate", "CPU", "time / gloo's", "repeats")
+_HEAD = ("method", "nodes", "size", "median", "rate", "CPU", "times gloo", "repeats")
 
 
 @click.group()

@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True):
         bytes: of each node's contribution.
         method: ``gloo``, or the name of our transport.
         median_s: seconds of one all-reduce, of the slowest member.
-        ratio_to_gloo: `median_s` divided by that of gloo; below 1 is faster.
+        ratio_to_gloo: how many times faster than gloo, in medians; above 1 is faster.
         cpu_s: processor seconds of one all-reduce, over all members.
         repeats: how many were measured.
     """
@@ -147,7 +147,7 @@ async def measure(
             bytes=nbytes,
             method=name,
             median_s=median,
-            ratio_to_gloo=median / gloo if gloo else None,
+            ratio_to_gloo=gloo / median if gloo else None,
             cpu_s=cpu[name],
             repeats=repeat,
         )

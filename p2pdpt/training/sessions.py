@@ -226,7 +226,7 @@ class Session:
             rank=group.rank,
             members=agreement.names,
             topology=group.topology,
-            transport=str(getattr(group, "transport", "")),
+            transport=group.transport,
             address=me.address,
         )
         schema = schema_of(self._models, self._settings())

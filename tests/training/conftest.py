@@ -97,6 +97,10 @@ class HubGroup(Group):
         self.memories: list[BucketMemory] = []
 
     @property
+    def transport(self) -> str:
+        return "hub"
+
+    @property
     def counters(self) -> GroupCounters:
         return GroupCounters(self.sent, self.sent, 0, 0)
 
