@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import logging
+import os
 import secrets
 import socket
 from typing import TYPE_CHECKING, Final
@@ -190,13 +192,14 @@ class NodeDoor(Door):
                     await asyncio.get_running_loop().sock_connect(sock, place)
                 if sock.getsockname() == sock.getpeername():
                     # The kernel may connect a socket to itself where nobody listens.
-                    raise ConnectionRefusedError(0, "Connection refused")
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, "itself")
                 stream = await self._shake(sock, "dialer", address, kind, expected)
                 return stream
             except TimeoutError:
                 reason = f"no answer within {HANDSHAKE_S:g} s"
             except OSError as error:
-                reason = error.strerror or str(error)
+                # The loop's own text hides the cause.
+                reason = os.strerror(error.errno) if error.errno else str(error)
             finally:
                 if stream is None:
                     sock.close()
