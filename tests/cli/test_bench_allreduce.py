@@ -36,7 +36,7 @@ async def test_methods_take_turns_between_barriers() -> None:
     assert "".join(group.calls) == "gloo" * 3 + "tcp" * 3 + "|gloo|tcp" * 2
     gloo, tcp = rows
     assert gloo == Row(1, 4096, "gloo", gloo.median_s, 1.0, gloo.cpu_s, 2)
-    assert tcp == Row(1, 4096, "tcp", tcp.median_s, tcp.median_s / gloo.median_s, tcp.cpu_s, 2)
+    assert tcp == Row(1, 4096, "tcp", tcp.median_s, gloo.median_s / tcp.median_s, tcp.cpu_s, 2)
     assert 0 < tcp.median_s < 1 and tcp.cpu_s >= 0
 
 
