@@ -17,7 +17,6 @@ __all__ = ["Gathers"]
 
 AHEAD_BYTES: Final = 64 << 20
 """How much of one member is kept for calls that this member has not made yet."""
-AHEAD_MESSAGES: Final = 10_000
 # What a message costs beside its payload.
 _OVERHEAD: Final = 128
 
