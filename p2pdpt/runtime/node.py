@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from p2pdpt.channel import PeerInfo
-    from p2pdpt.group import Group
     from p2pdpt.runtime.group import MeshGroup
 
 __all__ = ["Node"]
@@ -114,7 +113,7 @@ class Node:
         topology: str = "ring",
         wait: float = 120.0,
         seed: int | None = None,
-    ) -> Group:
+    ) -> MeshGroup:
         """Find the other nodes of a run, and return this one's group once all are linked.
 
         Args:

@@ -4,6 +4,7 @@ import pickle
 import struct
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,7 +122,8 @@ def test_other_version_is_named_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
     [({"cluster": "d"}, "belongs to cluster"), ({"run": "s"}, "belongs to run")],
 )
 def test_other_cluster_or_run(change: dict[str, str], said: str) -> None:
-    other = Identity(**{"cluster": "c", "run": "r", "node_id": "b" * 16, **change})
+    base = Identity(cluster="c", run="r", node_id="b" * 16)
+    other = msgspec.structs.replace(base, **change)
     one, two = dialer(), acceptor(other)
     meet(one, two)
     assert isinstance(one.error, WrongRunError) and said in str(one.error)

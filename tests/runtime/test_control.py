@@ -107,10 +107,12 @@ async def test_nothing_is_passed_on_after_an_abort() -> None:
     one, two = ends.links
     assert one._transport is not None
     one._transport.write(encode(Vote(1)) + encode(Vote(2)))
-    two._on_message = lambda link, message: (
-        ends.heard.append((1, message)),
-        link.abort("enough"),
-    )[1]
+
+    def hear_one(link: ControlLink, message: Control) -> None:
+        ends.heard.append((1, message))
+        link.abort("enough")
+
+    two._on_message = hear_one
     await wait_for(lambda: len(ends.closed) == 2)
     assert ends.heard == [(1, Vote(1))]
     await ends.end()

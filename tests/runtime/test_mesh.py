@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from p2pdpt.errors import FrameError
@@ -26,8 +27,8 @@ class Peer:
         self.heard: list[tuple[str, Control]] = []
         self.changes = 0
         self.failed: list[str] = []
-        identity = Identity(
-            cluster="c", run="r", node_id=self.node_id, name=f"n{number}", **versions
+        identity = msgspec.structs.replace(
+            Identity(cluster="c", run="r", node_id=self.node_id, name=f"n{number}"), **versions
         )
         self.background = Background(self.broke)
         self.door = NodeDoor(identity, None, self.background, self.broke)

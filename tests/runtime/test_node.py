@@ -51,9 +51,10 @@ async def test_nodes_of_one_machine_find_each_other(groups: Start, size: int) ->
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
 async def test_one_known_address_is_enough(run_name: str, listen: str) -> None:
-    config = {"discovery": ("static",), "listen": listen}
-    async with Node(NodeConfig(**config, name="first")) as first:
-        others = [Node(NodeConfig(**config, join=(first.address,))) for _ in range(3)]
+    discovery = ("static",)
+    async with Node(NodeConfig(discovery=discovery, listen=listen, name="first")) as first:
+        config = NodeConfig(discovery=discovery, listen=listen, join=(first.address,))
+        others = [Node(config) for _ in range(3)]
         for node in others:
             await node.start()
         joined = await asyncio.gather(

@@ -114,5 +114,5 @@ async def test_where_it_cannot_be_used_it_says_why(monkeypatch: pytest.MonkeyPat
         await source.start()
     assert await look(source) == []
     assert source.describe() == "local: /no/such/table: No such file or directory"
-    monkeypatch.setattr(local.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert LocalDiscovery.availability().reason == "darwin has no abstract sockets"
