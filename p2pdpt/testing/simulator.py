@@ -12,57 +12,30 @@ network might read it, so that a wrong hazard shows as a wrong number::
 
 from __future__ import annotations
 
-import heapq
+import functools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from p2pdpt import kernels as kernel_module
-from p2pdpt.channel import EAGER_BYTES, Meta
+from p2pdpt.channel import Meta
 from p2pdpt.dtypes import dtype_named
-from p2pdpt.errors import DeadlockError, MismatchError, P2PError, PeerFailedError, TopologyError
+from p2pdpt.errors import DeadlockError, P2PError, PeerFailedError, TopologyError
 from p2pdpt.memory import BucketMemory
 from p2pdpt.protocol.round import Round
 from p2pdpt.protocol.round_io import RoundIO, Slice
 from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.runtime.drivers.round_memory import RoundMemory, StagingPool
+from p2pdpt.testing.network import Host, Network, Schedule, Wire
 from p2pdpt.topology import ADD, Bucket, Combine, Facts
 
 if TYPE_CHECKING:
     from p2pdpt.topology import Kernel, Message, Store, Topology
 
-__all__ = ["Network", "Outcome", "simulate"]
-
-_HEADER_BYTES = 72
-"""What a frame costs on the wire besides its elements."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """How the simulated network behaves.
-
-    Attributes:
-        latency_s: least and most seconds of one frame; drawn for each, so messages overtake.
-        bandwidth: bytes per second of each node's outgoing link; 0 means no limit.
-        frame_elements: least and most elements of one frame; drawn for each.
-        drop: numbers of the frames (counted over all nodes, from 0) that never arrive.
-        partition: sets of ranks that cannot reach each other ...
-        partitioned_s: ... from and until these seconds; frames wait until it heals.
-        kill: for a rank, the second at which its process ends.
-        detect_s: how long the survivors take to notice.
-    """
-
-    latency_s: tuple[float, float] = (20e-6, 200e-6)
-    bandwidth: float = 0.0
-    frame_elements: tuple[int, int] = (1, 1 << 18)
-    drop: frozenset[int] = frozenset()
-    partition: tuple[frozenset[int], ...] = ()
-    partitioned_s: tuple[float, float] = (0.0, 0.0)
-    kill: dict[int, float] = field(default_factory=dict)
-    detect_s: float = 0.1
+__all__ = ["Network", "Outcome", "Simulation", "simulate"]
 
 
 @dataclass
@@ -128,93 +101,51 @@ def simulate(
         DeadlockError: nothing can move any more; the text lists the stuck operations.
         TopologyError: the topology broke a rule.
     """
-    return _Simulation(
+    return Simulation(
         topology,
         contributions,
-        dtype,
-        combine,
-        reduction,
-        weights,
-        facts or Facts(),
-        network or Network(),
-        seed,
-        in_place,
-        run_ahead,
-        kernels,
-        store,
+        dtype=dtype,
+        combine=combine,
+        reduction=reduction,
+        weights=weights,
+        facts=facts,
+        network=network,
+        seed=seed,
+        in_place=in_place,
+        run_ahead=run_ahead,
+        kernels=kernels,
+        store=store,
     ).run()
 
 
-class _Transfer:
-    """One message under way: pushed by its sender, granted and taken by its receiver."""
-
-    __slots__ = (
-        "busy",
-        "granted",
-        "length",
-        "opened",
-        "posted",
-        "pushed",
-        "queue",
-        "taken",
-        "total",
-    )
-
-    def __init__(self) -> None:
-        self.queue: list[tuple[Slice | bytes, Meta]] = []
-        self.opened: int | None = None
-        self.posted: int | None = None
-        self.granted = 0
-        self.pushed = 0
-        self.taken = 0
-        self.busy = False
-        self.total = 0
-        self.length = 0
-
-
-class _Node(RoundIO):
+class _Node(RoundIO, Host):
     """One simulated rank: its memory, its round, and its side of the network."""
 
-    def __init__(self, simulation: _Simulation, rank: int, memory: BucketMemory) -> None:
+    def __init__(self, simulation: Simulation, rank: int, bucket: BucketMemory) -> None:
+        super().__init__()
         self.simulation = simulation
         self.rank = rank
-        self.memory = RoundMemory(memory, simulation.kernels, StagingPool())
-        self.round: Round
-        self.link_free_at = 0.0
-        self.bytes_sent = 0
-        self.messages_sent = 0
-        self.dead = False
+        self.bucket = bucket
+        self.memory = RoundMemory(bucket, simulation.kernels, simulation.pool)
         self.error: P2PError | None = None
 
     def open_send(self, peer: int, ordinal: int, length: int) -> None:
-        self.messages_sent += 1
-        transfer = self.simulation.transfer(self.rank, peer, ordinal)
-        transfer.opened = length
-        self.simulation.check(self.rank, peer, ordinal)
+        self.simulation.wire.open_send(self.rank, peer, ordinal, length)
 
     def push(self, peer: int, ordinal: int, data: Slice, meta: Meta) -> None:
-        transfer = self.simulation.transfer(self.rank, peer, ordinal)
-        transfer.queue.append((data, meta))
-        self.simulation.send(self.rank, peer, ordinal)
+        self.simulation.wire.push(self.rank, peer, ordinal, data, meta)
 
     def push_bytes(self, peer: int, ordinal: int, payload: bytes) -> None:
-        transfer = self.simulation.transfer(self.rank, peer, ordinal)
-        transfer.queue.append((payload, Meta()))
-        self.simulation.send(self.rank, peer, ordinal)
+        self.simulation.wire.push(self.rank, peer, ordinal, payload, Meta())
 
     def open_receive(self, peer: int, ordinal: int, length: int) -> None:
-        transfer = self.simulation.transfer(peer, self.rank, ordinal)
-        transfer.posted = length
-        self.simulation.check(peer, self.rank, ordinal)
-        self.simulation.send(peer, self.rank, ordinal)
+        self.simulation.wire.open_receive(peer, self.rank, ordinal, length)
 
     def cancel_receive(self, peer: int, ordinal: int) -> None:
-        self.simulation.transfers.pop((peer, self.rank, ordinal), None)
+        self.simulation.wire.withdraw(peer, self.rank, ordinal)
 
     def grant(self, peer: int, ordinal: int, upto: int) -> None:
-        transfer = self.simulation.transfer(peer, self.rank, ordinal)
-        transfer.granted = max(transfer.granted, upto)
-        self.simulation.send(peer, self.rank, ordinal)
+        self.simulation.wire.grant(peer, self.rank, ordinal, upto)
 
     def fold(
         self,
@@ -233,7 +164,7 @@ class _Node(RoundIO):
             self.memory.run(kernel, src, dst)
             done()
 
-        self.simulation.later(self.simulation.jitter(), self.rank, run)
+        self.simulation.off_loop(self.rank, run)
 
     def apply(
         self, shard: int, message: Message, data: Sequence[Slice], done: Callable[[], None]
@@ -246,7 +177,7 @@ class _Node(RoundIO):
             store.apply(shard, message, [self.memory.buffer(each) for each in data])
             done()
 
-        self.simulation.later(self.simulation.jitter(), self.rank, run)
+        self.simulation.off_loop(self.rank, run)
 
     def scratch(self, area: int, length: int) -> None:
         self.memory.scratch(area, length)
@@ -261,29 +192,32 @@ class _Node(RoundIO):
         self.memory.release(areas)
 
     def now(self) -> float:
-        return self.simulation.clock
+        return self.simulation.schedule.clock
 
     def wake_at(self, when: float) -> None:
-        delay = max(0.0, when - self.simulation.clock)
-        self.simulation.later(delay, self.rank, self.round.tick)
+        schedule = self.simulation.schedule
+        schedule.later(max(0.0, when - schedule.clock), self.rank, self.round.tick)
 
 
-class _Simulation:
+class Simulation:
+    """One round on simulated nodes, and its replays; see :func:`simulate` for the arguments."""
+
     def __init__(
         self,
         topology: Topology | Sequence[Topology],
         contributions: Sequence[Any],
-        dtype: str | None,
-        combine: Combine,
-        reduction: Reduction,
-        weights: Sequence[float] | None,
-        facts: Facts,
-        network: Network,
-        seed: int,
-        in_place: bool,
-        run_ahead: bool,
-        kernels: str,
-        store: Store | None,
+        *,
+        dtype: str | None = None,
+        combine: Combine = ADD,
+        reduction: Reduction = Reduction.MEAN,
+        weights: Sequence[float] | None = None,
+        facts: Facts | None = None,
+        network: Network | None = None,
+        seed: int = 0,
+        in_place: bool = False,
+        run_ahead: bool = True,
+        kernels: str = "off",
+        store: Store | None = None,
     ) -> None:
         arrays = [np.ascontiguousarray(each).reshape(-1) for each in contributions]
         size = len(arrays)
@@ -292,21 +226,15 @@ class _Simulation:
             raise TopologyError("contributions differ in length or type")
         listed = list(topology) if isinstance(topology, Sequence) else [topology] * size
         self.kernels = kernel_module.load(kernels)  # type: ignore[arg-type]
-        self.network = network
-        self.random = random.Random(seed)
+        self.pool = StagingPool()
         self.store = store
-        self.clock = 0.0
-        self.frames = 0
-        self.transfers: dict[tuple[int, int, int], _Transfer] = {}
-        self._events: list[tuple[float, float, int, int, Callable[[], None]]] = []
-        self._sequence = 0
-        self.nodes: list[_Node] = []
-        self.memories: list[BucketMemory] = []
+        self._network = network or Network()
+        self._random = random.Random(seed)
+        self._nodes: list[_Node] = []
         bucket = Bucket(len(arrays[0]), element.name, combine)
         for rank, mine in enumerate(arrays):
             result = mine if in_place else _poisoned(mine)
-            memory = BucketMemory(element, len(mine), mine, result, ())
-            node = _Node(self, rank, memory)
+            node = _Node(self, rank, BucketMemory(element, len(mine), mine, result, ()))
             node.round = Round(
                 listed[rank],
                 bucket,
@@ -314,175 +242,90 @@ class _Simulation:
                 node,
                 rank=rank,
                 size=size,
-                facts=facts,
+                facts=facts or Facts(),
                 reduction=reduction,
                 weight=1.0 if weights is None else weights[rank],
                 in_place=in_place,
                 seed=seed,
                 run_ahead=run_ahead,
             )
-            self.nodes.append(node)
-            self.memories.append(memory)
+            self._nodes.append(node)
 
     def run(self) -> Outcome:
-        for node in self.nodes:
-            self.later(self.jitter(), node.rank, node.round.begin)
-        for rank, when in self.network.kill.items():
-            self.later(when, -1, lambda rank=rank: self._kill(rank))  # type: ignore[misc]
+        """Run the round, once. Raises as :func:`simulate`."""
+        return self._run([node.round.begin for node in self._nodes])
+
+    def replay(
+        self, contributions: Sequence[Any], weights: Sequence[float] | None = None
+    ) -> Outcome:
+        """Run the recorded operations again, as the next step of training does.
+
+        Args:
+            contributions: for each rank; copied over the arrays of the round before, while the
+                results of that round are overwritten.
+            weights: of the contributions; default 1 each.
+
+        Raises:
+            TopologyError: the round before did not finish, or is not static.
+        """
+        begins = []
+        for node, each in zip(self._nodes, contributions, strict=True):
+            if not node.round.replayable:
+                raise TopologyError(f"rank {node.rank} has no finished static round to replay")
+            if node.bucket.result is not node.bucket.mine:
+                node.bucket.result[...] = _poisoned(node.bucket.mine)
+            node.bucket.mine[...] = np.asarray(each).reshape(-1)
+            Host.__init__(node)
+            weight = 1.0 if weights is None else weights[node.rank]
+            begins.append(functools.partial(node.round.replay, node, weight))
+        return self._run(begins)
+
+    def _run(self, begins: Sequence[Callable[[], None]]) -> Outcome:
+        nodes = self._nodes
+        self.schedule = schedule = Schedule(self._random)
+        self.wire = Wire(self._network, nodes, schedule, self._random)
+        low, high = self._network.latency_s
+        for rank, begin in enumerate(begins):
+            schedule.later(self._random.uniform(0.0, high - low), rank, begin)
+        for rank, when in self._network.kill.items():
+            schedule.later(when, -1, functools.partial(self._kill, rank))
         ended = 0.0
         try:
-            while self._events:
-                self.clock, _, _, rank, action = heapq.heappop(self._events)
-                if rank >= 0 and (self.nodes[rank].dead or self.nodes[rank].error is not None):
-                    continue
-                running = rank >= 0 and not self.nodes[rank].round.finished
-                action()
-                if running and self.nodes[rank].round.finished:
-                    ended = self.clock
+            while (event := schedule.next()) is not None:
+                rank, action = event
+                if rank < 0:
+                    action()
+                elif not nodes[rank].dead and nodes[rank].error is None:
+                    running = not nodes[rank].round.finished
+                    action()
+                    if running and nodes[rank].round.finished:
+                        ended = schedule.clock
             self._check_end()
         finally:
-            for node in self.nodes:
+            for node in nodes:
                 node.round.abort(DeadlockError("the simulation ended"))
         return Outcome(
             [
-                memory.result if node.round.finished and node.error is None else None
-                for node, memory in zip(self.nodes, self.memories, strict=True)
+                node.bucket.result if node.round.finished and node.error is None else None
+                for node in nodes
             ],
-            [node.error for node in self.nodes],
+            [node.error for node in nodes],
             ended,
-            [node.bytes_sent for node in self.nodes],
-            [node.messages_sent for node in self.nodes],
-            self.frames,
+            [node.bytes_sent for node in nodes],
+            [node.messages_sent for node in nodes],
+            self.wire.frames,
         )
 
-    def later(self, delay: float, rank: int, action: Callable[[], None]) -> None:
-        """Do something on a rank after `delay` virtual seconds, unless it has died."""
-        self._sequence += 1
-        heapq.heappush(
-            self._events,
-            (self.clock + delay, self.random.random(), self._sequence, rank, action),
-        )
-
-    def jitter(self) -> float:
-        """Draw a latency."""
-        return self.random.uniform(*self.network.latency_s)
-
-    def transfer(self, source: int, to: int, ordinal: int) -> _Transfer:
-        """Return the message `ordinal` of an ordered pair."""
-        found = self.transfers.get((source, to, ordinal))
-        if found is None:
-            found = self.transfers[source, to, ordinal] = _Transfer()
-        return found
-
-    def check(self, source: int, to: int, ordinal: int) -> None:
-        """Refuse a send and a receive of different lengths."""
-        transfer = self.transfer(source, to, ordinal)
-        if None not in (transfer.opened, transfer.posted) and transfer.opened != transfer.posted:
-            raise MismatchError(
-                f"operation {ordinal} from rank {source} to rank {to}: "
-                f"{transfer.opened} elements are sent, {transfer.posted} are expected"
-            )
-
-    def send(self, source: int, to: int, ordinal: int) -> None:
-        """Put the next frame of a message on the wire, if there is one and it may go."""
-        transfer = self.transfer(source, to, ordinal)
-        if transfer.busy or not transfer.queue or self.nodes[source].dead:
-            return
-        data, _meta = transfer.queue[0]
-        whole = len(data) if isinstance(data, bytes) else data.stop - data.start
-        count = min(whole, self.random.randint(*self.network.frame_elements))
-        width = 1 if isinstance(data, bytes) else self.nodes[source].memory.view(data).itemsize
-        if transfer.taken + count > transfer.granted:
-            eager = (transfer.opened or 0) * width <= EAGER_BYTES
-            count = transfer.granted - transfer.taken if not eager else count
-            if count <= 0 or transfer.posted is None:
-                return
-        transfer.busy = True
-        node = self.nodes[source]
-        nbytes = count * width + _HEADER_BYTES
-        start = max(self.clock, node.link_free_at)
-        if self.network.bandwidth:
-            node.link_free_at = start + nbytes / self.network.bandwidth
-        node.bytes_sent += nbytes
-        number = self.frames
-        self.frames += 1
-        # The frame is read from memory when it leaves the link, not when it was pushed.
-        leaves = max(start, node.link_free_at) - self.clock + self.jitter() / 2
-        self.later(leaves, source, lambda: self._leave(source, to, ordinal, count, number))
-
-    def _leave(self, source: int, to: int, ordinal: int, count: int, number: int) -> None:
-        transfer = self.transfer(source, to, ordinal)
-        data, meta = transfer.queue[0]
-        node = self.nodes[source]
-        if isinstance(data, bytes):
-            payload: Any = np.frombuffer(data[:count], np.uint8)
-            rest: Slice | bytes = data[count:]
-            empty = not rest
-        else:
-            payload = node.memory.view(Slice(data.area, data.start, data.start + count)).copy()
-            rest = Slice(data.area, data.start + count, data.stop)
-            empty = rest.start == rest.stop
-        if empty:
-            transfer.queue.pop(0)
-        else:
-            transfer.queue[0] = (rest, meta)
-        start = transfer.taken
-        transfer.taken += count
-        transfer.busy = False
-        if number not in self.network.drop:
-            self._deliver(source, to, ordinal, start, payload, meta)
-        self.send(source, to, ordinal)
-        if not isinstance(data, bytes):
-            node.round.drained(to, ordinal, transfer.taken)
-
-    def _deliver(
-        self, source: int, to: int, ordinal: int, start: int, payload: Any, meta: Meta
-    ) -> None:
-        delay = self.jitter()
-        begun, healed = self.network.partitioned_s
-        if begun <= self.clock < healed and self._cut(source, to):
-            delay += healed - self.clock
-        transfer = self.transfer(source, to, ordinal)
-
-        def arrive() -> None:
-            # Frames of one message stay in order; different messages overtake each other.
-            if start != transfer.total:
-                self.later(self.jitter(), to, arrive)
-                return
-            node = self.nodes[to]
-            done = 0
-            while done < len(payload):
-                place = node.round.land(
-                    source, ordinal, start + done, len(payload) - done, payload.itemsize, meta
-                )
-                if isinstance(place, memoryview):
-                    place[:] = payload[done : done + len(place)].tobytes()
-                    count = len(place)
-                else:
-                    target = node.memory.view(place)
-                    count = len(target)
-                    target[:] = payload[done : done + count]
-                done += count
-                transfer.total += count
-                node.round.arrived(source, ordinal, count, meta)
-
-        self.later(delay, to, arrive)
-
-    def _cut(self, source: int, to: int) -> bool:
-        for side in self.network.partition:
-            if (source in side) != (to in side):
-                return True
-        return False
+    def off_loop(self, rank: int, action: Callable[[], None]) -> None:
+        """Do something a little later, as a thread would."""
+        self.schedule.later(self.wire.jitter(), rank, action)
 
     def _kill(self, rank: int) -> None:
-        self.nodes[rank].dead = True
-        for node in self.nodes:
+        self._nodes[rank].dead = True
+        for node in self._nodes:
             if not node.dead:
-                self.later(
-                    self.network.detect_s * self.random.uniform(0.5, 1.0),
-                    node.rank,
-                    lambda node=node: self._notice(node, rank),  # type: ignore[misc]
-                )
+                delay = self._network.detect_s * self._random.uniform(0.5, 1.0)
+                self.schedule.later(delay, node.rank, functools.partial(self._notice, node, rank))
 
     def _notice(self, node: _Node, rank: int) -> None:
         if node.round.finished:
@@ -493,8 +336,8 @@ class _Simulation:
         node.round.abort(node.error)
 
     def _check_end(self) -> None:
-        alive = [node for node in self.nodes if not node.dead and node.error is None]
-        stuck = [node for node in alive if not node.round.finished]
+        alive = [not node.dead and node.error is None for node in self._nodes]
+        stuck = [node for node in self._nodes if alive[node.rank] and not node.round.finished]
         if stuck:
             lines = [
                 f"rank {node.rank}: {line}"
@@ -502,17 +345,9 @@ class _Simulation:
                 for line in node.round.stuck() or ["its exchange has not returned"]
             ]
             raise DeadlockError(
-                f"{len(stuck)} of {len(self.nodes)} ranks wait for ever:\n  " + "\n  ".join(lines)
+                f"{len(stuck)} of {len(self._nodes)} ranks wait for ever:\n  " + "\n  ".join(lines)
             )
-        for (source, to, ordinal), transfer in self.transfers.items():
-            nodes = (self.nodes[source], self.nodes[to])
-            if any(node.dead or node.error is not None for node in nodes):
-                continue
-            if transfer.opened is not None and transfer.posted is None:
-                raise MismatchError(
-                    f"operation {ordinal} from rank {source} to rank {to} was sent, "
-                    "but the topology never receives it"
-                )
+        self.wire.check_end(alive)
 
 
 def _poisoned(mine: Any) -> Any:
