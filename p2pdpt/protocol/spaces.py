@@ -89,18 +89,18 @@ class Spaces:
         """
         kept = []
         hazards = []
+        first, last = region.start, region.stop
         for user in self._users[region.space]:
             task, start, stop = user
-            if task.complete and not every:
+            if not every and task.complete:
                 continue
-            low, high = max(start, region.start), min(stop, region.stop)
-            if low >= high:
+            if stop <= first or last <= start:
                 kept.append(user)
                 continue
-            hazards.append((task, low, high))
-            if start < low:
-                kept.append((task, start, low))
-            if high < stop:
-                kept.append((task, high, stop))
+            hazards.append((task, max(start, first), min(stop, last)))
+            if start < first:
+                kept.append((task, start, first))
+            if last < stop:
+                kept.append((task, last, stop))
         self._users[region.space] = kept
         return hazards

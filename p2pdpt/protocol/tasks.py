@@ -28,19 +28,21 @@ class Task:
 
     Attributes:
         region: what it reads (sends) or writes (receives, locals).
+        length: its elements.
         done: elements of the region finished, always a prefix.
         runs: what the finished prefix is: ``(stop, area, meta)`` in absolute elements.
         followers: tasks that may be able to go on when this one has.
         move: number of the move that issued it.
     """
 
-    __slots__ = ("dirty", "done", "followers", "move", "region", "runs")
+    __slots__ = ("dirty", "done", "followers", "length", "move", "region", "runs")
 
     streams: ClassVar[bool] = True
     """Whether ``done`` counts elements of ``region`` one by one."""
 
     def __init__(self, region: Region, move: int) -> None:
         self.region = region
+        self.length = region.stop - region.start
         self.done = 0
         self.runs: list[tuple[int, int, Meta]] = []
         self.followers: list[Task] = []
@@ -50,7 +52,7 @@ class Task:
     @property
     def complete(self) -> bool:
         """Whether the whole region is finished."""
-        return self.done >= len(self.region)
+        return self.done >= self.length
 
     def reset(self, leaf: Meta) -> None:
         """Begin anew, for another round of the same operations."""
@@ -140,13 +142,13 @@ class SendTask(Task):
             self.drained[each] = 0
 
     def start(self, io: RoundIO) -> None:
-        length = len(self.region)
         for peer, ordinal in self.to:
-            io.open_send(peer, ordinal, length)
+            io.open_send(peer, ordinal, self.length)
 
     def advance(self, io: RoundIO) -> bool:
-        length = len(self.region)
-        base = self.region.start
+        length, base = self.length, self.region.start
+        if self.pushed == length:
+            return False
         limit = self.read.available(base + self.pushed) - base
         if limit < length and limit - self.pushed < SEGMENT:
             return False
@@ -170,9 +172,9 @@ class SendTask(Task):
     def describe(self) -> str:
         ranks = ", ".join(str(peer) for peer, _ in self.to)
         waits = (
-            f"{self.pushed} of {len(self.region)} elements were ready"
-            if self.pushed < len(self.region)
-            else f"{self.done} of {len(self.region)} elements were taken"
+            f"{self.pushed} of {self.length} elements were ready"
+            if self.pushed < self.length
+            else f"{self.done} of {self.length} elements were taken"
         )
         return f"send of {_name(self.region)} to rank {ranks}: {waits}"
 
@@ -247,13 +249,13 @@ class RecvTask(Task):
         self.wide_width = wide_width
         self.join = join
         self.direct = False
-        self.window = min(len(region), WINDOW)
+        self.window = min(self.length, WINDOW)
         for task, _, _ in hazards:
             # A send of the same move must have left before its elements are overwritten, and it
             # may wait for the window of a peer that waits likewise. Both get on in step, unless
             # the send lags by more than a window is sure to be ahead: then all needs a place.
             if task.move == move and region.start - task.region.start > WINDOW // 2:
-                self.window = len(region)
+                self.window = self.length
         # A copy whose memory is busy with earlier moves waits for them, which needs no staging
         # and cannot block them. Within its own move a peer may wait for us in turn, and what
         # comes ahead of a grant must have a place: both need staging.
@@ -263,7 +265,7 @@ class RecvTask(Task):
             or (half and region.space != RESULT)
             or (
                 bool(hazards)
-                and (len(region) <= WINDOW or any(task.move == move for task, _, _ in hazards))
+                and (self.length <= WINDOW or any(task.move == move for task, _, _ in hazards))
             )
         )
 
@@ -278,7 +280,7 @@ class RecvTask(Task):
                 source.leaf = leaf
 
     def start(self, io: RoundIO) -> None:
-        length = len(self.region)
+        length = self.length
         if not self.staged and not self.hazards:
             self.direct = True
         for source in self.sources:
@@ -407,7 +409,7 @@ class RecvTask(Task):
         return remote <= 1
 
     def _grant(self, io: RoundIO) -> None:
-        length = len(self.region)
+        length = self.length
         if self.direct:
             upto = length
         elif not self.staged:
@@ -427,9 +429,9 @@ class RecvTask(Task):
         waits = []
         for source in self.sources:
             if isinstance(source, Source):
-                if source.arrived < len(self.region):
+                if source.arrived < self.length:
                     waits.append(
-                        f"rank {source.peer} sent {source.arrived} of {len(self.region)} elements"
+                        f"rank {source.peer} sent {source.arrived} of {self.length} elements"
                     )
             elif source.available(self.region.start) < self.region.stop:
                 waits.append("the own part is not ready")
@@ -442,6 +444,7 @@ class LocalTask(Task):
     """A kernel that reads one region and writes another."""
 
     __slots__ = (
+        "ended",
         "every_hazard",
         "half",
         "hazards",
@@ -453,6 +456,11 @@ class LocalTask(Task):
     )
 
     streams = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the kernel has run, also where it writes nothing."""
+        return self.ended
 
     def __init__(
         self,
@@ -474,13 +482,13 @@ class LocalTask(Task):
         self.every_hazard = tuple(hazards)
         self.hazards = hazards
         self.notify = notify
-        self.started = False
+        self.started = self.ended = False
 
     def reset(self, leaf: Meta) -> None:
         super().reset(leaf)
         self.read.leaf = leaf
         self.hazards = list(self.every_hazard)
-        self.started = False
+        self.started = self.ended = False
 
     def advance(self, io: RoundIO) -> bool:
         if self.started or self.read.available(self.source.start) < self.source.stop:
@@ -507,6 +515,7 @@ class LocalTask(Task):
         area = WIDE if self.half and region.space == RESULT and meta.contributions else region.space
 
         def done() -> None:
+            self.ended = True
             self.finish_run(region.stop, area, meta)
             self.notify(self)
 
