@@ -17,10 +17,12 @@ from p2pdpt.group import Group, GroupCounters
 from p2pdpt.memory import BucketMemory, allocate
 from p2pdpt.protocol.view import Member, View
 from p2pdpt.topology import Combine
+from p2pdpt.training.agreement import Agreement
 from p2pdpt.training.buckets import area_tensor
 from p2pdpt.training.connection import Connection
 from p2pdpt.training.loop_thread import LoopThread
 from p2pdpt.training.sessions import Session
+from p2pdpt.training.waiting import Waiting
 
 PATIENCE_S = 30.0
 
@@ -204,6 +206,13 @@ def in_threads(size: int, body: Body) -> list[Any]:
     return results
 
 
+class Parts:
+    """What the small parts of a session are made with."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.waiting, self.agreement = waiting, Agreement(waiting)
+
+
 class Arena:
     """Makes hubs and sessions, and runs members."""
 
@@ -214,8 +223,21 @@ class Arena:
         """Return a connection of `rank` to the hub of this run."""
         return HubConnection(self.hub, rank)
 
+    def member(self, rank: int, body: Callable[[Parts], Any]) -> Any:
+        """Return what `body` returns, given the small parts of a member of this run's hub."""
+        connection = self.connection(rank)
+        waiting = Waiting(connection.loop, connection.open())
+        waiting.start()
+        try:
+            return body(Parts(waiting))
+        finally:
+            waiting.stop()
+            connection.close()
+
     def session(self, rank: int, *arguments: Any, **options: Any) -> Session:
         """Return a session of `rank` in the hub of this run."""
+        # The hub is no topology that could be asked.
+        options.setdefault("exact", True)
         return Session(self.connection(rank), *arguments, **options)
 
     def outcomes(self, size: int, body: Body) -> list[Any]:

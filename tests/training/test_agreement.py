@@ -8,8 +8,6 @@ import msgspec
 import pytest
 
 from p2pdpt.errors import SessionError
-from p2pdpt.training.agreement import Agreement
-from p2pdpt.training.waiting import Waiting
 
 
 class Pair(msgspec.Struct):
@@ -19,17 +17,13 @@ class Pair(msgspec.Struct):
     text: str
 
 
-def member(arena: Any, rank: int, call: str, value: Any, kind: Any) -> list[Any]:
-    connection = arena.connection(rank)
-    waiting = Waiting(connection.loop, connection.open())
-    waiting.start()
-    try:
-        agreement = Agreement(waiting)
-        assert agreement.names == [f"node{each}" for each in range(len(agreement.names))]
-        return agreement.gather(call, value, kind)
-    finally:
-        waiting.stop()
-        connection.close()
+def member(arena: Any, rank: int, call: str, value: Any, kind: Any) -> Any:
+    def body(parts: Any) -> Any:
+        names = parts.agreement.names
+        assert names == [f"node{each}" for each in range(len(names))]
+        return parts.agreement.gather(call, value, kind)
+
+    return arena.member(rank, body)
 
 
 def test_all_hear_all_in_rank_order(arena: Any) -> None:

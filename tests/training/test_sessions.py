@@ -56,37 +56,12 @@ def test_what_a_session_knows(arena: Any) -> None:
     ]
 
 
-def test_sums_and_means_in_float64_on_all(arena: Any) -> None:
+def test_sums_and_means(arena: Any) -> None:
     def run(rank: int) -> Any:
         with arena.session(rank, line()) as s:
-            return (
-                s.sum(a=rank + 1, b=torch.tensor(0.5, requires_grad=True)),
-                s.mean(a=rank + 1),
-                s.mean(a=rank, weight=[1, 3][rank]),
-                s.mean(a=float("nan") if rank else 4.0, weight=1 - rank),
-            )
+            return s.sum(a=rank + 1), s.mean(a=rank + 1), s.mean(a=rank, weight=[1, 3][rank])
 
-    expected = ({"a": 3.0, "b": 1.0}, {"a": 1.5}, {"a": 0.75}, {"a": 4.0})
-    assert arena.run(2, run) == [expected, expected]
-
-
-def test_a_total_weight_of_nothing_is_nan_and_a_negative_weight_refused(arena: Any) -> None:
-    def run(rank: int) -> None:
-        with arena.session(rank, line()) as s:
-            assert s.mean(a=1.0, weight=0)["a"] != s.mean(a=1.0, weight=0)["a"]
-            with pytest.raises(SessionError, match="0 or more"):
-                s.mean(a=1.0, weight=-1)
-
-    arena.run(1, run)
-
-
-def test_other_names_are_an_error_on_all(arena: Any) -> None:
-    def run(rank: int) -> None:
-        with arena.session(rank, line()) as s:
-            s.mean(**{["loss", "accuracy"][rank]: 1.0})
-
-    for outcome in arena.outcomes(2, run):
-        assert "node0 called s.mean(loss); node1 called s.mean(accuracy)" in str(outcome)
+    assert arena.run(2, run) == [({"a": 3.0}, {"a": 1.5}, {"a": 0.75})] * 2
 
 
 def test_steps_are_counted_by_optimizers_and_attempts_by_backward(arena: Any) -> None:
@@ -180,16 +155,6 @@ def test_shuffled_data_is_the_same_training_at_any_number_of_nodes(arena: Any) -
     assert train(5) == pytest.approx(alone, rel=1e-6)
 
 
-def test_loaders_that_differ_are_named(arena: Any) -> None:
-    def run(rank: int) -> None:
-        data = TensorDataset(ones(10 + rank))
-        with arena.session(rank, line()) as s:
-            next(iter(s.split(DataLoader(data, batch_size=2))))
-
-    for outcome in arena.outcomes(2, run):
-        assert "different numbers of samples: 10 on node0, 11 on node1" in str(outcome)
-
-
 def test_two_models_and_two_optimizers_in_turn(arena: Any) -> None:
     def run(rank: int) -> Any:
         one, two = line(), line()
@@ -234,33 +199,11 @@ def test_gradient_scaling_and_schedulers(arena: Any) -> None:
     assert arena.run(2, run) == [-2.0, -2.0]
 
 
-def test_closures_are_refused_by_name(arena: Any) -> None:
-    model = line()
-    with pytest.raises(SessionError, match=r"LBFGS.step\(closure\)"):
-        arena.session(0, model, torch.optim.LBFGS(model.parameters()))
-
-    def run(rank: int) -> None:
-        optimizer = sgd(model)
-        with arena.session(rank, model, optimizer), pytest.raises(SessionError, match=r"SGD\.step"):
-            optimizer.step(lambda: 0.0)
-
-    arena.run(1, run)
-
-
-def test_what_cannot_be_trained_is_refused_by_name(arena: Any) -> None:
-    model = line()
-    with pytest.raises(SessionError, match="SGD has 1 parameters of no model"):
-        arena.session(0, model, sgd(line()))
-    with pytest.raises(SessionError, match=r"takes a torch.nn.Module"):
-        arena.session(0, [])
-    with pytest.raises(SessionError, match="parameter weight is on meta"):
-        arena.session(0, nn.Linear(1, 1, device="meta"))
-    with pytest.raises(SessionError, match="parameter weight has no shape yet"):
-        arena.session(0, nn.LazyLinear(1))
+def test_impossible_options_are_refused_by_name(arena: Any) -> None:
     with pytest.raises(SessionError, match="bucket_mb"):
-        arena.session(0, model, bucket_mb=0)
+        arena.session(0, line(), bucket_mb=0)
     with pytest.raises(SessionError, match="seed"):
-        arena.session(0, model, seed=-1)
+        arena.session(0, line(), seed=-1)
 
 
 def test_outside_the_block_everything_says_so(arena: Any) -> None:
@@ -351,7 +294,7 @@ def test_the_events_of_a_run(arena: Any) -> None:
         "rank": 0,
         "members": ["node0", "node1"],
         "topology": "hub",
-        "transport": "",
+        "transport": "hub",
         "address": "test:0",
     }
     assert {"step", "epoch", "samples_per_s", "steps_per_s", "bytes_sent", "exposed_s", "loss"} == (

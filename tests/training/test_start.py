@@ -13,18 +13,10 @@ from p2pdpt.training import start
 from p2pdpt.training.agreement import Agreement
 from p2pdpt.training.schema import schema_of
 from p2pdpt.training.start import agree_on_model, agree_on_state, spread_tensors
-from p2pdpt.training.waiting import Waiting
 
 
 def member(arena: Any, rank: int, body: Any) -> Any:
-    connection = arena.connection(rank)
-    waiting = Waiting(connection.loop, connection.open())
-    waiting.start()
-    try:
-        return body(waiting)
-    finally:
-        waiting.stop()
-        connection.close()
+    return arena.member(rank, lambda parts: body(parts.waiting))
 
 
 def agree(arena: Any, models: list[nn.Module], states: list[dict[str, Any]] | None = None) -> Any:
