@@ -1,4 +1,4 @@
-"""The builder of ``p2pdpt._native``: kernels.h says what Python may call, the C files do it."""
+"""The builder of ``p2pdpt._native``: the headers say what Python may call, the C files do it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).parent
-SOURCES = [f"cffi_build/kernels/{name}.c" for name in ("kernels", "plain", "avx2")]
-HEADERS = [f"cffi_build/kernels/{name}.h" for name in ("kernels", "path", "loops")]
+SOURCES = [
+    *(f"cffi_build/kernels/{name}.c" for name in ("kernels", "plain", "avx2")),
+    "cffi_build/executor/executor.c",
+]
+HEADERS = [
+    *(f"cffi_build/kernels/{name}.h" for name in ("kernels", "path", "loops")),
+    "cffi_build/executor/executor.h",
+]
 
 ffibuilder = FFI()
 # cffi takes comments and numeric constants, and no other preprocessor line.
-ffibuilder.cdef((HERE / "kernels" / "kernels.h").read_text(encoding="utf-8"))
+for header in ("kernels/kernels.h", "executor/executor.h"):
+    ffibuilder.cdef((HERE / header).read_text(encoding="utf-8"))
 ffibuilder.set_source(
     "p2pdpt._native",
-    '#include "kernels/kernels.h"',
+    '#include "kernels/kernels.h"\n#include <stdint.h>\n#include "executor/executor.h"',
     sources=SOURCES,
     depends=HEADERS,
     include_dirs=["cffi_build"],

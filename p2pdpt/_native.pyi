@@ -1,4 +1,4 @@
-"""What the compiled module offers; declared in ``cffi_build/kernels/kernels.h``."""
+"""What the compiled module offers; declared in the headers of ``cffi_build/``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,8 @@ class _Buffer:
 class _FFI:
     NULL: _Buffer
     def from_buffer(self, buffer: object, require_writable: bool = False) -> _Buffer: ...
+    def new(self, cdecl: str, init: object = None) -> Any: ...
+    def cast(self, cdecl: str, value: object) -> Any: ...
 
 class _Library:
     P2PDPT_KERNELS_ABI: int

@@ -1,0 +1,362 @@
+"""Replays static topologies in shared memory, in C, for members on one host.
+
+Buckets are mapped read-only by every other member; each member folds straight from its peers'
+memory into its own. One worker thread per node runs the C executor and holds no Python lock
+while it does; the event loop only starts rounds and hears of their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from p2pdpt.errors import (
+    ChannelClosedError,
+    PeerFailedError,
+    TopologyError,
+    UnavailableError,
+)
+from p2pdpt.protocol.recorder import Unplannable, record
+from p2pdpt.runtime.drivers.programs import MOST_SOURCES, Program, compile_plan
+from p2pdpt.runtime.drivers.shared_buckets import Share, SharedBucket, SharedBuckets
+from p2pdpt.topology import Bucket, Facts
+
+if TYPE_CHECKING:
+    from p2pdpt.memory import BucketMemory
+    from p2pdpt.protocol.plan import Plan
+    from p2pdpt.protocol.weighting import Reduction
+    from p2pdpt.runtime.drivers.asyncio_driver import RoundKey
+    from p2pdpt.topology import Combine, Topology
+
+__all__ = ["NativeDriver"]
+
+SEGMENT: Final = 1 << 15
+"""Elements folded between two looks at the other ranks."""
+SPINS: Final = 3000
+"""Pauses before the processor is given away, where every rank has one of its own."""
+YIELDS: Final = 20
+
+
+@dataclass(eq=False)
+class _Job:
+    """A round that the executor runs."""
+
+    attached: SharedBucket
+    topology: Topology
+    bucket: Bucket
+    reduction: Reduction
+    future: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
+    program: Program
+    round: Any
+    expected: Any
+    cancelled: bool = False
+
+
+class NativeDriver:
+    """Runs the rounds of one member whose peers are all on its host."""
+
+    def __init__(self, *, rank: int, size: int, share: Share, facts: Facts | None = None) -> None:
+        """Prepare; nothing is shared before ``open``.
+
+        Raises:
+            UnavailableError: the compiled module is missing; the text says what to do.
+        """
+        try:
+            from p2pdpt import _native
+        except ImportError as error:
+            raise UnavailableError(f"the compiled executor is missing: {error}") from error
+        self._ffi: Any = _native.ffi
+        self._lib: Any = _native.lib
+        self.rank, self.size = rank, size
+        self.facts = facts or Facts()
+        self._buckets = SharedBuckets(rank, size, share, self._ffi)
+        self._plans: dict[tuple[object, ...], Plan | Unplannable] = {}
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        ffi = self._ffi
+        self._abort = ffi.new("uint32_t *")
+        self._poke = ffi.new("uint32_t *")
+        self._bells = ffi.new("p2pdpt_bell *[]", size)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self._executor = ffi.new(
+            "p2pdpt_executor *",
+            {
+                "bells": self._bells,
+                "abort": self._abort,
+                "poke": self._poke,
+                "size": size,
+                "rank": rank,
+                "spins": SPINS if size <= cores else 0,
+                "yields": YIELDS,
+                "path": self._lib.p2pdpt_best_path(),
+                "segment": SEGMENT,
+            },
+        )
+
+    async def open(self) -> None:
+        """Share the signals of all members.
+
+        Raises:
+            PeerFailedError: a member failed meanwhile.
+        """
+        for rank, address in enumerate(await self._buckets.open()):
+            self._bells[rank] = self._ffi.cast("p2pdpt_bell *", address)
+
+    def reason_against(
+        self, topology: Topology, memory: BucketMemory, combine: Combine, reduction: Reduction
+    ) -> str:
+        """Return why a round cannot be replayed here, or an empty text; equal on all members."""
+        if memory.in_place:
+            return "its bucket is in place"
+        if not topology.static:
+            return "it is not static"
+        plan = self._plan(topology, _bucket(memory, combine), memory, reduction, fuse=True)
+        return str(plan) if isinstance(plan, Unplannable) else ""
+
+    async def run(
+        self,
+        topology: Topology,
+        memory: BucketMemory,
+        key: RoundKey,
+        *,
+        combine: Combine,
+        reduction: Reduction,
+        weight: float = 1.0,
+    ) -> None:
+        """Run one round; see :meth:`p2pdpt.runtime.drivers.AsyncioDriver.run`.
+
+        A bucket number keeps its memory for the life of the driver.
+
+        Raises:
+            PeerFailedError: whatever ``abort`` was given.
+            ConfigError: the bucket number came with other memory than before.
+            Unplannable: ask ``reason_against`` first.
+        Cancellation returns when the executor has let go of the round; the bucket cannot be
+        exchanged any more.
+        """
+        if self._error is not None:
+            raise self._named(self._error, topology, key)
+        attached = await self._buckets.get(memory, key.bucket)
+        if attached.broken:
+            raise TopologyError(f"bucket {key.bucket} cannot be used: {attached.broken}")
+        bucket = _bucket(memory, combine)
+        program = self._program(attached, topology, bucket, reduction, fuse=True)
+        loop = asyncio.get_running_loop()
+        ffi = self._ffi
+        attached.number += 1
+        expected = ffi.new("double[]", program.weights)
+        job = _Job(
+            attached,
+            topology,
+            bucket,
+            reduction,
+            loop.create_future(),
+            loop,
+            program,
+            None,
+            expected,
+        )
+        job.round = ffi.new(
+            "p2pdpt_round *",
+            {
+                "lines": attached.lines,
+                "bases": attached.bases,
+                "weights": expected,
+                "number": attached.number,
+                "size": self.size,
+                "rank": self.rank,
+                "dtype": memory.dtype.code,
+            },
+        )
+        self._load(job, program)
+        self._lib.p2pdpt_enter(self._executor, attached.line, attached.number, weight)
+        self._start()
+        self._jobs.put(job)
+        self._rouse()
+        try:
+            await asyncio.shield(job.future)
+        except asyncio.CancelledError:
+            job.cancelled = True
+            attached.broken = "an exchange of it was cancelled"
+            self._rouse()
+            await asyncio.wait([job.future])
+            if not job.future.cancelled():
+                job.future.exception()
+            raise
+        except BaseException as error:
+            raise self._named(error, topology, key) from error.__cause__
+
+    def abort(self, error: BaseException) -> None:
+        """Make every running and every later round raise `error`; back within milliseconds."""
+        if self._error is None:
+            self._error = error
+        self._abort[0] = 1
+        self._lib.p2pdpt_rouse(self._executor)
+
+    def close(self) -> None:
+        """Abort what runs, end the worker and unmap everything. May be called twice."""
+        self.abort(ChannelClosedError("the group has left"))
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            self._rouse()
+            thread.join()
+        self._buckets.close()
+
+    # Plans and programs.
+
+    def _plan(
+        self,
+        topology: Topology,
+        bucket: Bucket,
+        memory: BucketMemory,
+        reduction: Reduction,
+        *,
+        fuse: bool,
+    ) -> Plan | Unplannable:
+        key = (id(topology), bucket, reduction, fuse)
+        found = self._plans.get(key)
+        if found is None:
+            try:
+                found = record(
+                    topology,
+                    bucket,
+                    memory.dtype,
+                    size=self.size,
+                    facts=self.facts,
+                    reduction=reduction,
+                    fuse=fuse,
+                )
+                if any(len(f.sources) > MOST_SOURCES for each in found.folds for f in each):
+                    found = Unplannable(f"a fold has more than {MOST_SOURCES} sources")
+            except Unplannable as error:
+                found = error
+            self._plans[key] = found
+        return found
+
+    def _program(
+        self,
+        attached: SharedBucket,
+        topology: Topology,
+        bucket: Bucket,
+        reduction: Reduction,
+        *,
+        fuse: bool,
+    ) -> Program:
+        key = (id(topology), bucket.combine, reduction, fuse)
+        found = attached.programs.get(key)
+        if found is None:
+            plan = self._plan(topology, bucket, attached.memory, reduction, fuse=fuse)
+            if isinstance(plan, Unplannable):
+                raise plan
+            found = attached.programs[key] = compile_plan(
+                plan, self.rank, attached.addresses, attached.memory.dtype, self._ffi
+            )
+        return found
+
+    def _load(self, job: _Job, program: Program) -> None:
+        """Let a round begin with a program."""
+        job.program = program
+        round_ = job.round
+        round_.steps, round_.totals = program.steps, program.totals
+        round_.step_count = program.count
+        round_.state = round_.step = round_.offset = 0
+        for rank, weight in enumerate(program.weights):
+            job.expected[rank] = weight
+
+    # The worker.
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="p2pdpt-native", daemon=True)
+            self._thread.start()
+
+    def _rouse(self) -> None:
+        self._poke[0] = 1
+        self._lib.p2pdpt_rouse(self._executor)
+
+    def _work(self) -> None:
+        """Run rounds until told to end; holds no lock while the executor does."""
+        lib = self._lib
+        active: list[_Job] = []
+        which = self._ffi.new("uint32_t *")
+        rounds = self._ffi.new("p2pdpt_round *[]", 1)
+        while True:
+            self._poke[0] = 0
+            while not active or not self._jobs.empty():
+                job = self._jobs.get()
+                if job is None:
+                    for each in active:
+                        _settle(each, self._error)
+                    return
+                active.append(job)
+            for job in [each for each in active if each.cancelled]:
+                active.remove(job)
+                _settle(job, None)
+            if not active:
+                continue
+            if len(rounds) < len(active):
+                rounds = self._ffi.new("p2pdpt_round *[]", 2 * len(active))
+            for index, each in enumerate(active):
+                rounds[index] = each.round
+            reason = lib.p2pdpt_advance(self._executor, rounds, len(active), which)
+            if reason == lib.P2PDPT_DONE:
+                job = active.pop(which[0])
+                for rank in range(self.size):
+                    job.attached.bases[rank] += job.program.totals[rank]
+                _settle(job, None)
+            elif reason == lib.P2PDPT_WEIGHTS:
+                job = active[which[0]]
+                try:
+                    self._reweigh(job)
+                except Exception as error:
+                    active.remove(job)
+                    _settle(job, error)
+            elif reason == lib.P2PDPT_ABORTED:
+                for job in active:
+                    _settle(job, self._error)
+                active.clear()
+
+    def _reweigh(self, job: _Job) -> None:
+        """Begin a round anew with the weights that its members have brought."""
+        weights = [job.expected[rank] for rank in range(self.size)]
+        program = self._program(
+            job.attached, job.topology, job.bucket, job.reduction, fuse=len(set(weights)) == 1
+        )
+        if program.weights != weights:
+            program.weigh(weights)
+        self._load(job, program)
+
+    def _named(self, error: BaseException, topology: Topology, key: RoundKey) -> BaseException:
+        if isinstance(error, PeerFailedError):
+            return error.during(
+                f"exchange of bucket {key.bucket} ({topology.describe()})", key.step
+            )
+        return error
+
+
+def _settle(job: _Job, error: BaseException | None) -> None:
+    """Tell the event loop that a round has ended."""
+
+    def settle() -> None:
+        if job.future.done():
+            return
+        if error is None:
+            job.future.set_result(None)
+        else:
+            job.future.set_exception(error)
+
+    try:
+        job.loop.call_soon_threadsafe(settle)
+    except RuntimeError:
+        pass  # the loop has closed, and with it whoever waited
+
+
+def _bucket(memory: BucketMemory, combine: Combine) -> Bucket:
+    return Bucket(memory.length, memory.dtype.name, combine)
