@@ -134,4 +134,4 @@ def check_region(region: Region, length_of: Callable[[int], int | None]) -> None
 
 
 def _overlap(one: Region, other: Region) -> bool:
-    return one.space == other.space and one.start < other.stop and other.start < one.stop
+    return one.space == other.space and max(one.start, other.start) < min(one.stop, other.stop)

@@ -506,6 +506,8 @@ class LocalTask(Task):
             slices.append(Slice(area, position, stop))
             metas.add(meta)
             position = stop
+        if not slices:
+            slices.append(Slice(self.source.space, position, position))
         if len(metas) > 1:
             raise HazardError(
                 f"a kernel reads {_name(self.source)}, whose parts hold different contributions"
