@@ -12,7 +12,7 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from p2pdpt.errors import DeadlockError, MismatchError, TopologyError
+from p2pdpt.errors import DeadlockError, IncompleteError, MismatchError, TopologyError
 from p2pdpt.protocol.intervals import IntervalMap
 from p2pdpt.protocol.plan import Plan, PlanFold, PlanSource, PlanWait, Worth
 from p2pdpt.protocol.round import Round
@@ -83,6 +83,8 @@ def record(
         raise Unplannable("its members do not end with the same result")
     rounds = _record_all(topology, bucket, dtype, size, facts, reduction)
     pieces = _cut(rounds, size, exact=exact, half=dtype.half)
+    if exact:
+        _check_complete(topology, pieces, size, bucket.length)
     if reduction is Reduction.NONE:
         # Whoever keeps its own contribution copies it into its result.
         pieces += _keep_leaves(rounds, pieces, size)
@@ -324,6 +326,22 @@ def _origin(rank: int, piece: _Piece, start: int) -> tuple[PlanSource, _Piece | 
     source, writer, offset = piece.sources[0]
     skip = start - piece.start
     return source._replace(start=source.start + skip), writer, offset + skip
+
+
+def _check_complete(topology: Topology, pieces: list[_Piece], size: int, length: int) -> None:
+    """Refuse plans after which a result would lack contributions."""
+    for rank in range(size):
+        last: IntervalMap[_Piece | None] = IntervalMap(length, None)
+        for piece in sorted(pieces, key=lambda each: each.order):
+            if piece.rank == rank:
+                last.assign(piece.start, piece.start + piece.length, piece)
+        for start, stop, writer in last.pieces():
+            held = 1 if writer is None else writer.contributions.bit_count()
+            if start < stop and held < size:
+                raise IncompleteError(
+                    f"{topology.describe()} ends while elements {start}..{stop} of rank {rank} "
+                    f"hold {held} of {size} contributions"
+                )
 
 
 def _keep_leaves(
