@@ -31,6 +31,7 @@ HANDSHAKE_S: Final = 5.0
 """How long a connection may take to be made and proved, in seconds."""
 HALF_OPEN: Final = 128
 """How many connections may be in their handshake at once; others wait in the backlog."""
+ACCEPT_PAUSE_S: Final = 0.1
 _COMPLAINTS: Final = 256
 
 
@@ -96,7 +97,7 @@ class NodeDoor(Door):
         self._background, self._on_error = background, on_error
         self._listener: socket.socket | None = None
         self._serving: dict[str, Callable[[Stream], Awaitable[None]]] = {}
-        self._half_open = asyncio.Semaphore(HALF_OPEN)
+        self._arriving: set[socket.socket] = set()
         self._complaints: set[str] = set()
 
     async def start(self, listen: str) -> None:
@@ -126,7 +127,7 @@ class NodeDoor(Door):
         addresses = tuple(str(Address(each, port)) for each in hosts)
         self.address = addresses[0]
         self.me = dataclasses.replace(self.me, addresses=addresses)
-        self._background.start(self._accept_all(self._listener), "accepting connections")
+        self._watch()
 
     def publish(self, transports: dict[str, str]) -> None:
         """Tell peers from now on which transports this node offers."""
@@ -141,9 +142,10 @@ class NodeDoor(Door):
     def shut(self) -> None:
         """Listen no more; streams that are open stay. May be called twice."""
         self._serving.clear()
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
 
     async def open(self, peer: PeerInfo, kind: str) -> NodeStream:
         reasons = []
@@ -205,32 +207,49 @@ class NodeDoor(Door):
                     sock.close()
         raise ChannelClosedError(f"{address}: {reason}")
 
-    async def _accept_all(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._half_open.acquire()
-            try:
-                sock, place = await loop.sock_accept(listener)
-            except OSError as error:
-                self._half_open.release()
-                if self._listener is None:
-                    return
-                # Out of descriptors, or the connection is gone again: others may still come.
-                self._complain("accept", f"cannot accept a connection: {error.strerror}")
-                await asyncio.sleep(0.1)
-                continue
-            except BaseException:
-                self._half_open.release()
-                raise
-            track(sock)
-            where = str(Address(*place[:2]))
-            self._background.start(self._receive(sock, where), f"a connection from {where}")
+    def _watch(self) -> None:
+        """Take connections, unless too many are in their handshake: these wait in the backlog."""
+        if self._listener is not None:
+            loop = asyncio.get_running_loop()
+            if len(self._arriving) < HALF_OPEN:
+                loop.add_reader(self._listener.fileno(), self._accept)
+            else:
+                loop.remove_reader(self._listener.fileno())
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, place = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # Out of descriptors, or the connection is gone again: others may still come.
+            self._complain("accept", f"cannot accept a connection: {error.strerror}")
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener.fileno())
+            loop.call_later(ACCEPT_PAUSE_S, self._watch)
+            return
+        track(sock)
+        sock.setblocking(False)
+        where = str(Address(*place[:2]))
+        self._arriving.add(sock)
+        self._watch()
+        task = self._background.start(self._receive(sock, where), f"a connection from {where}")
+        # Also where the task is cancelled before it begins.
+        task.add_done_callback(lambda _: self._arrived(sock, failed=True))
+
+    def _arrived(self, sock: socket.socket, *, failed: bool) -> None:
+        """Note that a handshake has ended."""
+        if sock in self._arriving:
+            self._arriving.discard(sock)
+            if failed:
+                sock.close()
+            self._watch()
 
     async def _receive(self, sock: socket.socket, where: str) -> None:
         try:
             stream = await self._shake(sock, "acceptor", where)
         except (P2PError, OSError) as error:
-            sock.close()
             if type(error) is HandshakeError or isinstance(error, OSError):
                 # Nodes that start together knock before the door is open.
                 logger.info("a connection was closed: %s", error)
@@ -240,11 +259,7 @@ class NodeDoor(Door):
                     f"{host} {type(error).__name__}", f"a connection was closed: {error}"
                 )
             return
-        except BaseException:
-            sock.close()
-            raise
-        finally:
-            self._half_open.release()
+        self._arrived(sock, failed=False)
         accept = self._serving.get(stream.identity.kind)
         if accept is None:
             stream.abort()
@@ -258,6 +273,9 @@ class NodeDoor(Door):
             stream.abort()
             logger.error("accepting %s of %s failed", stream.identity.kind, stream.peer)
             self._on_error(f"accepting {stream.identity.kind} of {stream.peer}", error)
+        except BaseException:
+            stream.abort()
+            raise
 
     async def _shake(
         self, sock: socket.socket, role: Role, where: str, kind: str = "", expected: str = ""

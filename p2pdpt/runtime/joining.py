@@ -116,6 +116,7 @@ class Joining:
         Raises:
             NotEnoughNodesError: too few nodes came in time.
             RunStartedError: the run has begun without this node.
+            HandshakeError: all nodes named to join are of another version, cluster or run.
             PeerFailedError: a member failed before all links were up.
             UsageError: a plugin, an option or an address is wrong.
         Cancellation, like every error, leaves nothing behind.
@@ -229,6 +230,8 @@ class Joining:
     def _decided(self) -> bool:
         if self._broken is not None:
             raise self._broken
+        if self._mesh.refusal is not None:
+            raise self._mesh.refusal
         formation = self._formation
         assert formation is not None
         return formation.view is not None or formation.late is not None
@@ -242,10 +245,16 @@ class Joining:
         )
         tried = [source.describe() for source in self._sources]
         reasons = "; ".join([*tried, *self._unavailable, *self._mesh.errors()]) or "no discovery"
+        after = f"after {self._run.wait:g} s: {here}. {reasons}"
+        if len(statuses) >= wanted:
+            return (
+                f"run {self._run.run!r} has {len(statuses)} of {wanted} nodes, but has not begun "
+                f"{after}. Check the addresses given with --join: one of them must be reached"
+            )
         return (
-            f"run {self._run.run!r} has {len(statuses)} of {wanted} nodes after "
-            f"{self._run.wait:g} s: {here}. {reasons}. Start the missing nodes with the same run "
-            "name and secret, tell them an address with --join, or lower --min-nodes"
+            f"run {self._run.run!r} has {len(statuses)} of {wanted} nodes {after}. Start the "
+            "missing nodes with the same run name and secret, tell them an address with --join, "
+            "or lower --min-nodes"
         )
 
     # What the mesh tells.
@@ -281,6 +290,8 @@ class Joining:
         self._flushing = False
         self._formation.settle(self._mesh.settled)
         self._flush()
+        if self._mesh.refusal is not None:
+            self._event.set()
 
     def _flush(self) -> None:
         for peer, message in self._formation.messages():

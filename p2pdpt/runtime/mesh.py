@@ -14,7 +14,13 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from p2pdpt.address import is_loopback, parse_address
-from p2pdpt.errors import FrameError, P2PError
+from p2pdpt.errors import (
+    AuthenticationError,
+    FrameError,
+    P2PError,
+    VersionError,
+    WrongRunError,
+)
 from p2pdpt.protocol.liveness import Liveness
 from p2pdpt.protocol.messages import Adopt, Control, Heartbeat, Peers, Place
 from p2pdpt.runtime.control import ControlLink
@@ -45,9 +51,10 @@ class _Target:
 
     def __init__(self, addresses: tuple[str, ...], node_id: str, lasting: bool) -> None:
         self.addresses, self.node_id, self.lasting = addresses, node_id, lasting
-        self.tried = False
+        self.tried = self.reached = False
         self.task: asyncio.Task[None] | None = None
         self.error = ""
+        self.refusal: P2PError | None = None
 
 
 class Mesh:
@@ -95,6 +102,8 @@ class Mesh:
         self._liveness = Liveness(patience, self._loop.time())
         self._timer = self._loop.call_at(self._liveness.next_tick(), self._tick)
         self._warned: set[str] = set()
+        # Not the module's generator: that one is the program's own.
+        self._rng = random.Random()
 
     def open(self) -> None:
         """Accept control streams."""
@@ -102,9 +111,17 @@ class Mesh:
 
     @property
     def settled(self) -> bool:
-        """Whether every node that is known of has been tried."""
-        return not self._unswept and all(
-            target.tried or target.node_id in self.links for target in self._targets.values()
+        """Whether every node that is known of has been tried.
+
+        Of those that a person named one must have been reached: whoever was told to join others
+        does not begin alone.
+        """
+        targets = self._targets.values()
+        named = [target for target in targets if target.lasting]
+        return (
+            not self._unswept
+            and all(target.tried or target.node_id in self.links for target in targets)
+            and (not named or any(target.reached for target in named))
         )
 
     @property
@@ -121,6 +138,14 @@ class Mesh:
             sum(link.messages_sent for link in links),
             sum(link.messages_received for link in links),
         )
+
+    @property
+    def refusal(self) -> P2PError | None:
+        """Why none of the nodes that a person named can ever be joined, if so."""
+        named = [target for target in self._targets.values() if target.lasting]
+        if self.links or not all(target.refusal for target in named):
+            return None
+        return named[0].refusal if named else None
 
     def errors(self) -> list[str]:
         """Return what went wrong with the nodes that are not connected."""
@@ -149,7 +174,7 @@ class Mesh:
             return
         if sighting.node_id == self._me.node_id or sighting.node_id in self.links:
             return
-        if not sighting.addresses or set(sighting.addresses) & set(self._door.me.addresses):
+        if not sighting.addresses or set(sighting.addresses) <= set(self._door.me.addresses):
             return
         key = sighting.node_id or sighting.addresses[0]
         target = self._targets.get(key)
@@ -341,7 +366,7 @@ class Mesh:
             self._on_change()
             if done or (tries >= _TRIES and not target.lasting):
                 return
-            await asyncio.sleep(pause * (0.75 + random.random() / 2))
+            await asyncio.sleep(pause * (0.75 + self._rng.random() / 2))
             pause = min(pause * 1.6, _MOST_S)
 
     async def _try(self, target: _Target, address: str) -> bool:
@@ -349,13 +374,17 @@ class Mesh:
         try:
             stream = await self._door.dial(address, KIND, target.node_id)
         except P2PError as error:
+            final = isinstance(error, VersionError | AuthenticationError | WrongRunError)
+            target.refusal = error if final else None
             if str(error) != target.error:
-                logger.info("dial.failed: %s", error)
+                level = logging.WARNING if final else logging.INFO
+                logger.log(level, "not joining the node at %s: %s", address, error)
             target.error = str(error)
             return False
         if stream.peer.node_id == self._me.node_id:
             stream.abort()
             target.error = f"{address} is this node itself"
+            target.reached = True
             return True
         target.node_id = target.node_id or stream.peer.node_id
         target.error = f"{address} did not take the connection"
@@ -364,6 +393,7 @@ class Mesh:
             return True
         # The peer may be the one that decides; it closes this connection if it chose another.
         await link.taken.wait()
+        target.reached = target.reached or link.peer.node_id in self.links
         return link.peer.node_id in self.links
 
     def _compare(self, link: ControlLink) -> None:

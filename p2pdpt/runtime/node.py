@@ -126,6 +126,7 @@ class Node:
         Raises:
             NotEnoughNodesError: too few nodes came in time.
             RunStartedError: the run has begun without this node.
+            HandshakeError: all nodes named to join are of another version, cluster or run.
             PeerFailedError: a member failed before all were linked.
             PluginError, ConfigError: a plugin or an option is wrong.
             SessionError: the node is not started, or has joined before.

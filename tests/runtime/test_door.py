@@ -17,8 +17,10 @@ from p2pdpt.errors import (
     ConfigError,
     HandshakeError,
     P2PError,
+    VersionError,
     WrongRunError,
 )
+from p2pdpt.protocol import handshake
 from p2pdpt.protocol.handshake import Identity
 from p2pdpt.runtime import door as door_module
 from p2pdpt.runtime.background import Background
@@ -200,6 +202,29 @@ async def test_strangers_get_nothing(
     writer.close()
     assert streams == []
     assert "does not speak p2pdpt" in caplog.text
+
+
+async def test_another_version_is_named_on_both_sides(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    door = await make()
+    hello = handshake._HELLO.pack(handshake.MAGIC, 2, 0, b"9.9", bytes(32))
+    reader, writer = await asyncio.open_connection(*door.address.split(":"))
+    writer.write(hello)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    assert handshake._HELLO.unpack(answer)[:2] == (handshake.MAGIC, handshake.PROTOCOL)
+    assert "protocol 2 (p2pdpt 9.9) at 127.0.0.1:" in caplog.text
+
+    async def newer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(hello)
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(newer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(VersionError, match=r"protocol 2 \(p2pdpt 9\.9\) at 127"):
+            await door.dial(f"{host}:{port}", "control")
 
 
 async def test_whoever_says_nothing_is_closed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

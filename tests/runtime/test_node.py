@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import multiprocessing
@@ -15,12 +16,15 @@ import pytest
 
 from p2pdpt.config import NodeConfig, RunConfig
 from p2pdpt.errors import (
+    AuthenticationError,
     ConfigError,
     GroupError,
+    HandshakeError,
     NotEnoughNodesError,
     PluginError,
     RunStartedError,
     SessionError,
+    WrongRunError,
 )
 from p2pdpt.runtime.node import Node
 
@@ -105,6 +109,14 @@ async def test_the_nodes_never_come(run_name: str) -> None:
     assert "lower --min-nodes" in text
 
 
+async def test_who_was_told_to_join_others_does_not_begin_alone(run_name: str) -> None:
+    async with Node(NodeConfig(join=("127.0.0.1:1",))) as node:
+        with pytest.raises(NotEnoughNodesError) as caught:
+            await node.join(run_name, wait=0.3)
+    assert "has 1 of 1 nodes, but has not begun after 0.3 s" in str(caught.value)
+    assert "127.0.0.1:1: Connection refused. Check the addresses given with" in str(caught.value)
+
+
 async def test_other_runs_clusters_and_secrets_never_mix(run_name: str) -> None:
     configs = [
         (NodeConfig(), run_name),
@@ -116,21 +128,45 @@ async def test_other_runs_clusters_and_secrets_never_mix(run_name: str) -> None:
     nodes = [Node(config) for config, _ in configs]
     for node in nodes:
         await node.start()
-    addresses = tuple(node.address for node in nodes)
-    for node in nodes:
-        # Even where they know each other's addresses.
+    # One more makes a run of two, so that not all that are named are strangers.
+    friends = [Node(config) for config, _ in configs]
+    for friend in friends:
+        await friend.start()
+    addresses = tuple(node.address for node in (*nodes, *friends))
+    for node in (*nodes, *friends):
         object.__setattr__(node.config, "join", addresses)
-    results = await asyncio.gather(
+    joined = await asyncio.gather(
         *(
-            node.join(name, min_nodes=2, wait=0.8)
-            for node, (_, name) in zip(nodes, configs, strict=True)
-        ),
-        return_exceptions=True,
+            node.join(name, min_nodes=2, wait=30)
+            for node, (_, name) in zip((*nodes, *friends), configs * 2, strict=True)
+        )
     )
-    assert all(isinstance(result, NotEnoughNodesError) for result in results), results
-    assert all("has 1 of 2 nodes" in str(result) for result in results)
-    assert "secret" in str(results[0]) and f"belongs to run '{run_name}'" in str(results[1])
-    await asyncio.gather(*(node.close() for node in nodes))
+    for index, group in enumerate(joined[:5]):
+        members = {member.node_id for member in group.view.members}
+        assert members == {nodes[index].node_id, friends[index].node_id}
+    await asyncio.gather(*(node.close() for node in (*nodes, *friends)))
+
+
+@pytest.mark.parametrize(
+    ("config", "run", "error"),
+    [
+        (NodeConfig(secret=b"0123456789abcdef"), "", AuthenticationError),
+        (NodeConfig(cluster="other"), "", WrongRunError),
+        (NodeConfig(), "-other", WrongRunError),
+    ],
+)
+async def test_who_can_never_join_is_told_at_once(
+    run_name: str, config: NodeConfig, run: str, error: type[HandshakeError]
+) -> None:
+    async with Node(NodeConfig()) as first:
+        waiting = asyncio.create_task(first.join(run_name, min_nodes=2, wait=30))
+        await asyncio.sleep(0.05)
+        async with Node(dataclasses.replace(config, join=(first.address,))) as other:
+            with pytest.raises(error):
+                await other.join(run_name + run, min_nodes=2, wait=30)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 async def test_who_comes_late_is_told_and_disturbs_nobody(groups: Start, run_name: str) -> None:
