@@ -260,7 +260,7 @@ class Backward:
     def _complete(self, exchange: StepExchange) -> None:
         groups = self._buffers.buckets if self._buffers is not None else []
         for group in groups:
-            group.settle()
+            group.settle(counts=exchange.weight > 0)
             exchange.launch(group.number, group.memory)
         for bucket in self._buckets:
             if not bucket.launched:
@@ -284,7 +284,7 @@ class Backward:
         if bucket is self._control:
             changed = self._buffers is not None and bool(self._buffers.changed())
             news = [float(self._late or changed)]
-        bucket.settle(news)
+        bucket.settle(news, counts=self._exchange.weight > 0)
         bucket.launched = True
         self._exchange.launch(bucket.number, bucket.memory)
 
@@ -310,7 +310,7 @@ class Backward:
             )
             self._number += len(grown)
             for group in grown:
-                group.settle()
+                group.settle(counts=exchange.weight > 0)
                 exchange.launch(group.number, group.memory)
         _, seconds = exchange.finish(lambda: False)
         self.exposed_s += seconds

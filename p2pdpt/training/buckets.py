@@ -246,8 +246,16 @@ class GradientBucket:
         self.launched = False
 
     @torch.no_grad()
-    def settle(self, extra: Sequence[float] = ()) -> None:
-        """Complete the contribution: every gradient in place, zeros elsewhere, and the flags."""
+    def settle(self, extra: Sequence[float] = (), *, counts: bool = True) -> None:
+        """Complete the contribution: every gradient in place, zeros elsewhere, and the flags.
+
+        Args:
+            extra: elements after the flags.
+            counts: False for a contribution of weight 0: zeros, since infinities times 0 are not.
+        """
+        if not counts:
+            self._mine.zero_()
+            return
         flags = []
         for slot in self.slots:
             slot.before()

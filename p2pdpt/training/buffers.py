@@ -87,16 +87,20 @@ class BufferBucket:
             _Place(ref, mine[offset : offset + length], result[offset : offset + length])
             for ref, offset, length in refs
         ]
+        self._contribution = mine
         self._flags, self._changed = mine[self._data :], result[self._data :]
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Copy the buffers into the contribution.
+    def settle(self, *, counts: bool = True) -> None:
+        """Copy the buffers into the contribution; zeros, if it has weight 0 and does not count.
 
         Raises:
             SessionError: a buffer changed its type or shape since it was first seen.
         """
         flags = []
+        if not counts:
+            self._contribution.zero_()
+            return
         for place in self._places:
             tensor = place.ref.tensor
             if tensor.shape != place.agreed.shape or tensor.dtype != place.agreed.dtype:

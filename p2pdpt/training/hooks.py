@@ -14,11 +14,12 @@ runs its callback, so what it opened is dropped when the next one begins.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd import Variable, graph
+from torch.utils.hooks import unserializable_hook
 
 from p2pdpt.errors import SessionError
 
@@ -66,6 +67,32 @@ class _Nobody:
 
     def drop(self) -> None:
         pass
+
+
+class _ForwardHook:
+    """A hook that does not go along when its model is copied or pickled."""
+
+    def __init__(self, told: Callable[..., None]) -> None:
+        self._told = told
+
+    def __call__(self, module: torch.nn.Module, inputs: Any, *output: Any) -> None:
+        # Compiled code needs none of this: its parameters' own hooks fire.
+        if not torch.compiler.is_compiling():
+            self._told(*output)
+
+    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
+        return no_hook
+
+    def __reduce__(self) -> Any:
+        return _no_hook_instead, ()
+
+
+def _no_hook_instead() -> Callable[..., None]:
+    return no_hook
+
+
+def no_hook(*_: Any) -> None:
+    """Stand where a session's hook was in a model that has been copied."""
 
 
 class _Run(NamedTuple):
@@ -126,8 +153,9 @@ class BackwardHooks:
         for index, parameter in enumerate(self._parameters):
             self._watch(index, parameter)
         for module in modules:
-            self._handles.append(module.register_forward_pre_hook(self._forward_begins))
-            self._handles.append(module.register_forward_hook(self._forward_ended))
+            before, after = _ForwardHook(self._forward_begins), _ForwardHook(self._forward_ended)
+            self._handles.append(module.register_forward_pre_hook(before))
+            self._handles.append(module.register_forward_hook(after))
 
     def remove(self) -> None:
         """Take all hooks away; graphs that still hold some call into nothing."""
@@ -155,16 +183,19 @@ class BackwardHooks:
             if self._counts():
                 self._listener.after(index)
 
+        for hook in (before, after):
+            # A model may be saved whole; torch need not warn that they stay behind.
+            unserializable_hook(hook)
         self._handles.append(parameter.register_hook(before))
         self._handles.append(parameter.register_post_accumulate_grad_hook(after))
         if frozen:
             parameter.requires_grad_(False)
 
-    def _forward_begins(self, module: torch.nn.Module, inputs: Any) -> None:
+    def _forward_begins(self) -> None:
         if self._open and not _engine_runs():
             self._discard()
 
-    def _forward_ended(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    def _forward_ended(self, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
         for tensor in tensors_in(output):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["agree_on_model", "agree_on_state", "spread_tensors"]
 
+WAIT: Final = "p2pdpt.session(...), initial parameters"
 STAGE_BYTES: Final = 16 << 20
 # What one member may send in one gather, with room for what is around it.
 LISTED_BYTES: Final = 7 << 20
@@ -121,8 +122,7 @@ def spread_tensors(waiting: Waiting, tensors: Iterable[torch.Tensor]) -> None:
 
     def send() -> None:
         nonlocal filled
-        work = group.broadcast(memory, root=0, name="start")
-        waiting.wait("p2pdpt.session(...), initial parameters", "", work)
+        waiting.wait(WAIT, "", group.broadcast(memory, root=0, name="start"))
         for piece, offset in pieces:
             piece.copy_(result[offset : offset + piece.numel()])
         pieces.clear()
@@ -149,3 +149,5 @@ def spread_tensors(waiting: Waiting, tensors: Iterable[torch.Tensor]) -> None:
             send()
         for tensor, plain in unpacked:
             tensor.detach().copy_(plain)
+    # The root is done before its data has arrived; nobody goes on to wait for something else.
+    waiting.wait(WAIT, "", group.all_gather(b"", name="start"))

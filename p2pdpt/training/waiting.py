@@ -27,7 +27,7 @@ __all__ = ["Verdict", "WaitState", "Waiting"]
 T = TypeVar("T")
 INTERVAL_S: Final = 0.5
 # A difference in kind cannot mend itself; one within a kind may be a message on its way.
-ROUNDS_OF_KIND: Final = 2
+ROUNDS_OF_KIND: Final = 3
 ROUNDS_OF_DETAIL: Final = 8
 
 

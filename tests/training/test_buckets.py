@@ -231,3 +231,11 @@ def test_views_have_the_layout_of_dense_parameters() -> None:
     )
     assert bucket.slots[0].mine.stride() == layer.weight.stride() == (8, 1, 4, 2)
     assert bucket.slots[0].mine.data_ptr() == bucket.memory.mine.ctypes.data
+
+
+def test_a_contribution_that_does_not_count_is_all_zeros() -> None:
+    case = Case(extra=1)
+    case.grad(float("inf"))
+    case.bucket.settle([1.0])
+    case.bucket.settle([1.0], counts=False)
+    assert case.mine == [0] * 9

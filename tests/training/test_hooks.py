@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -331,3 +333,25 @@ def test_forward_without_gradients_puts_no_hooks() -> None:
     with torch.no_grad():
         assert model(X).item() == 6.0
     assert record.take() == []
+
+
+def test_copies_of_a_model_are_not_watched() -> None:
+    model = Two()
+    record, _ = watched(model)
+    model(X).sum().backward()
+    record.take()
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(X).sum().backward()
+        other(torch.ones(1, requires_grad=True)).sum().backward()
+    assert record.take() == []
+
+
+def test_a_compiled_model_is_watched_like_its_own() -> None:
+    model = Two()
+    record, _ = watched(model)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(2):
+        compiled(X).sum().backward()
+        told = record.take()
+        assert told[0] == "begin" and told[-1] == "end"
+        assert sorted(fired(told)) == [0, 1]

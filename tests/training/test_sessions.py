@@ -111,6 +111,19 @@ def test_weights_by_samples_and_by_tokens(arena: Any) -> None:
     assert arena.run(2, run) == [[pytest.approx((1 * 1 + 2 * 2) / 3), 5.0]] * 2
 
 
+def test_a_batch_of_no_weight_spoils_nothing(arena: Any) -> None:
+    def run(rank: int) -> float:
+        layer, norm = line(), nn.BatchNorm1d(1, affine=False)
+        with arena.session(rank, [layer, norm]) as s:
+            s.weight([1, 0][rank])
+            layer(ones(1, 3.0 if rank == 0 else float("inf"))).sum().backward()
+            norm(layer(ones(2, 1.0 if rank == 0 else float("nan")))).sum().backward()
+            assert norm.running_mean is not None and norm.running_mean.tolist() == [0.0]
+        return slope(layer)
+
+    assert arena.run(2, run) == [3.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("second", "last"), [([8, 8, 8, 8, 3], (8 * 1 + 3 * 2) / 11), ([8, 8, 8, 8], 1.0)]
 )
