@@ -297,7 +297,7 @@ class MeshGroup(Group):
         assert failure is not None
         told: P2PError
         if isinstance(failure, PeerFailedError):
-            told = failure.during(operation, step)
+            told = failure.during(operation, failure.step if step is None else step)
         else:
             told = type(failure)(*failure.args)
         told.__cause__ = failure.__cause__
@@ -356,10 +356,7 @@ class MeshGroup(Group):
     def _fail_peer(self, rank: int, reason: str) -> None:
         member = self.view.members[rank]
         self._culprit = self._culprit or member.node_id
-        step = self._steps.place.step
-        self._fail(
-            PeerFailedError(str(member), member.address, reason, step=step if step >= 0 else None)
-        )
+        self._fail(PeerFailedError(str(member), member.address, reason, step=self._steps.done))
 
     def _fail(self, failure: P2PError) -> None:
         if self._failure is not None or self._leaving is not None:
