@@ -2,12 +2,12 @@
 
 A program is what a topology would issue: for each rank, moves of matched sends and receives.
 :func:`~p2pdpt.testing.random_programs.random_program` makes them and
-:func:`~p2pdpt.testing.reference.reference` says what they compute; any driver, in any schedule,
+:func:`~p2pdpt.testing.reference.run_reference` says what they compute; any driver, in any order,
 must give the same bits::
 
     program = random_program(random.Random(seed), size=3, length=20)
     outcome = simulate(Scripted(program), contributions, reduction=Reduction.SUM)
-    expected = reference(program, contributions, reduction=Reduction.SUM)
+    expected = run_reference(program, contributions, reduction=Reduction.SUM)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import numpy as np
 
 from p2pdpt.errors import DeadlockError, HazardError
 from p2pdpt.testing.programs import Local, Program, check, touched
-from p2pdpt.testing.reference import reference
+from p2pdpt.testing.reference import run_reference
 from p2pdpt.topology import ADD, COPY, MAX, MIN, PROD, Operation, Recv, Region, Send
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _sound(maker: _Maker, moves: list[list[Move]]) -> Program | None:
         check(program)
         # A kernel may read only elements that hold the same contributions, joined alike.
         for weights in ([2.0] * program.size, [2.0 ** (1 + rank) for rank in range(program.size)]):
-            reference(program, [np.zeros(length, np.float32)] * program.size, weights=weights)
+            run_reference(program, [np.zeros(length, np.float32)] * program.size, weights=weights)
     except (HazardError, DeadlockError):
         return None
     return program

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from p2pdpt.testing.programs import Move, Program
     from p2pdpt.topology import Combine
 
-__all__ = ["narrowed", "reference", "widened"]
+__all__ = ["narrowed", "run_reference", "widened"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Values:
         self.worth[region.start : region.stop] = values.worth
 
 
-def reference(
+def run_reference(
     program: Program,
     contributions: Sequence[Any],
     *,
