@@ -198,7 +198,8 @@ class Session:
         if exact is None:
             exact = create_topology(group.topology).agreement == "exact"
         ending = Ending(self.step, self.digest())
-        end_together(self._live.agreement, ending, exact=exact)
+        details = self._subject.digests
+        end_together(self._live.agreement, ending, exact=exact, details=details)
         self._reporter.event(
             "finished",
             id=group.me.node_id,

@@ -9,10 +9,10 @@ import torch
 
 from p2pdpt.errors import SessionError
 from p2pdpt.training.data import mix_seed
-from p2pdpt.training.digest import module_digest
+from p2pdpt.training.digest import module_digest, tensor_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["Subject"]
 
@@ -94,11 +94,10 @@ class Subject:
         """Yield names and parameters of all models, tied ones once."""
         seen: set[int] = set()
         for index, model in enumerate(self.models):
-            prefix = f"{index}." if len(self.models) > 1 else ""
-            for name, parameter in model.named_parameters():
+            for name, parameter in self._numbered(index, model.named_parameters()):
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    yield prefix + name, parameter
+                    yield name, parameter
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield all parameters, then all buffers, each once."""
@@ -114,6 +113,22 @@ class Subject:
     def digest(self) -> str:
         """Return the SHA-256 over all parameters and buffers, as hex."""
         return module_digest(self.models)
+
+    def digests(self) -> dict[str, str]:
+        """Return short digests of each parameter and buffer, by name."""
+        return {
+            name: tensor_digest([(name, tensor)])[:16]
+            for index, model in enumerate(self.models)
+            for named in (model.named_parameters(), model.named_buffers())
+            for name, tensor in self._numbered(index, named)
+        }
+
+    def _numbered(
+        self, index: int, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        prefix = f"{index}." if len(self.models) > 1 else ""
+        for name, tensor in named:
+            yield prefix + name, tensor
 
     def state(self) -> dict[str, Any]:
         """Return what has a ``state_dict``, by the name that a person would know it by."""

@@ -269,6 +269,7 @@ def test_parameters_that_came_apart_are_found_at_the_end(arena: Any) -> None:
     for outcome in arena.outcomes(2, run):
         assert isinstance(outcome, SessionError)
         assert "not equal at the end" in str(outcome)
+        assert "they differ in weight." in str(outcome)
     # A topology that promises no more than to come close is not held to it.
     arena.run(
         2,

@@ -26,6 +26,7 @@ def test_one_model_or_several() -> None:
     ]
     assert len(list(subject.tensors())) == 4 + 3
     assert len(subject.digest()) == 64
+    assert [*subject.digests()][3:5] == ["1.bias", "1.running_mean"]
 
 
 def test_what_is_shared_comes_once() -> None:
