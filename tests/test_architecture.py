@@ -42,7 +42,8 @@ MAY_KNOW: dict[str, set[str]] = {
     # The contract of a discovery source lies beside the sources.
     "p2pdpt.registry": CONTRACTS | {"runtime"},
     "p2pdpt.protocol": CONTRACTS,
-    "p2pdpt.runtime": SHARED | {"protocol"},
+    # Its native driver hands plans to the compiled module.
+    "p2pdpt.runtime": SHARED | {"protocol", "_native"},
     "p2pdpt.testing": SHARED | {"protocol", "runtime"},
     "p2pdpt.training": SHARED | {"protocol", "runtime"},
     "p2pdpt.cli": SHARED | {"protocol", "runtime"},
