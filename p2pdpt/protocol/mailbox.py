@@ -128,7 +128,7 @@ class Mailbox:
             self._io.open_send(peer, ordinal, HEADER_BYTES)
             self._io.push_bytes(peer, ordinal, header)
         for index, region in enumerate(message.regions):
-            if len(region):
+            if numbers and len(region):
                 addressed = [(peer, region_ordinal(number, index)) for peer, number in numbers]
                 tasks.append(self._round.send_region(region, addressed))
         return tasks

@@ -55,6 +55,8 @@ class _Maker:
         """Add a phase, and remember what it writes."""
         self.phases.append(phase)
         for rank, move in enumerate(phase):
+            if isinstance(move, list):
+                self.chance.shuffle(move)
             for region in touched(rank, move if isinstance(move, Local) else tuple(move))[1]:
                 self.written[rank][region.space][region.start : region.stop] = True
 
@@ -136,8 +138,22 @@ class _Maker:
         if src is None or dst is None or src.space == dst.space:
             return
         phase: list[list[Operation] | Local] = [[] for _ in range(self.size)]
-        phase[rank] = Local(src, dst)
-        self.add(phase)
+        phase[rank] = kernel = Local(src, dst)
+        moves = self.moves()
+        moves[rank].append(kernel)
+        if _sound(self, moves) is not None:
+            self.add(phase)
+
+    def moves(self) -> list[list[Move]]:
+        """Return the moves of each rank, one for each phase it takes part in."""
+        moves: list[list[Move]] = [[] for _ in range(self.size)]
+        for phase in self.phases:
+            for rank, listed in enumerate(phase):
+                if isinstance(listed, Local):
+                    moves[rank].append(listed)
+                elif listed:
+                    moves[rank].append(tuple(listed))
+        return moves
 
     def _holds(self, rank: int, region: Region) -> bool:
         return bool(self.written[rank][region.space][region.start : region.stop].all())
@@ -158,29 +174,16 @@ def random_program(chance: random.Random, size: int, length: int, phases: int = 
         length: elements of the bucket.
         phases: at most so many groups of matched operations.
     """
-    while True:
-        program = _attempt(chance, size, length, phases)
-        if program is not None:
-            return program
-
-
-def _attempt(chance: random.Random, size: int, length: int, phases: int) -> Program | None:
     maker = _Maker(chance, size, length)
     kinds = [maker.fold, maker.fold, maker.compute]
     if size > 1:
         kinds += [maker.spread, maker.rotate, maker.rotate]
     for _ in range(phases):
         chance.choice(kinds)()
-    moves: list[list[Move]] = [[] for _ in range(size)]
-    for phase in maker.phases:
-        for rank, listed in enumerate(phase):
-            if isinstance(listed, Local):
-                moves[rank].append(listed)
-            elif listed:
-                chance.shuffle(listed)
-                moves[rank].append(tuple(listed))
+    moves = maker.moves()
     found = _sound(maker, moves)
-    for _ in range(3 * phases if found is not None else 0):
+    assert found is not None
+    for _ in range(3 * phases):
         changed = list(moves)
         rank = chance.randrange(size)
         changed[rank] = _recut(chance, changed[rank])

@@ -21,7 +21,7 @@ import numpy as np
 from p2pdpt import kernels as kernel_module
 from p2pdpt.dtypes import DTYPES, dtype_named
 from p2pdpt.protocol.weighting import Reduction
-from p2pdpt.testing.simulator import Network, simulate
+from p2pdpt.testing.simulator import Network, Simulation, simulate
 from p2pdpt.topology import ADD, MAX, MIN, PROD
 
 if TYPE_CHECKING:
@@ -126,6 +126,23 @@ class TopologyKit(ABC):
             waiting = self._run(size, given, seed, run_ahead=False)
             for one, other in zip(ahead.results, waiting.results, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+    def test_a_later_step_gives_the_bits_of_a_fresh_round(self) -> None:
+        """A static topology is recorded, and replayed with other contributions and weights."""
+        for size in self.sizes:
+            if not (self.topology(size).static and self._exact(size)):
+                continue
+            length = self.lengths[-1]
+            given = self._random(size, length)
+            recorded = Simulation(self.topology(size), [each.copy() for each in given], seed=size)
+            recorded.run()
+            for step in (1, 2):
+                given = [each * (2 + step) for each in reversed(given)]
+                weights = [float((rank + step) % 3 + 1) for rank in range(size)]
+                fresh = self._run(size, given, step, weights=weights)
+                again = recorded.replay(given, weights)
+                for one, other in zip(fresh.results, again.results, strict=True):
+                    np.testing.assert_array_equal(one, other)
 
     def test_contributions_are_weighted(self) -> None:
         """The mean is weighted by samples; a weight of 0 takes part without counting."""
