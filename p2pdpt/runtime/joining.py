@@ -261,7 +261,10 @@ class Joining:
 
     def _up(self, peer: str) -> None:
         self._formation.connected(peer)
-        self._flush()
+        if self._formation.view is not None:
+            # A newcomer, which the mesh lets go as soon as this returns.
+            self._flush()
+        self._change()
 
     def _down(self, peer: str, reason: str) -> None:
         self._formation.lost(peer)
@@ -273,7 +276,7 @@ class Joining:
     def _receive(self, peer: str, message: Control) -> None:
         if isinstance(message, _FORMING):
             self._formation.receive(peer, message)
-            self._flush()
+            self._change()
         elif self._group is not None:
             self._group.receive(peer, message)
         elif len(self._early) < EARLY_MESSAGES:
@@ -281,7 +284,7 @@ class Joining:
             self._early.append((peer, message))
 
     def _change(self) -> None:
-        """Let what happens in one turn of the loop be told at once."""
+        """Tell all that happens in one turn of the loop together, as it ends."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._settle)
