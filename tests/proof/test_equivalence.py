@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +25,14 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from p2pdpt.config import NodeConfig, RunConfig
 from p2pdpt.training.connection import NodeConnection
+from p2pdpt.training.digest import state_digest
 from p2pdpt.training.loop_thread import LoopThread
 from p2pdpt.training.sessions import Session
 
 STEPS = 20
 SAMPLES, BATCH = 44, 12
 """Batches of 12, 12, 12 and 8 samples: uneven over most numbers of nodes."""
+JITTERED_STEPS = 60
 JOIN_S = 60.0
 runs = itertools.count()
 
@@ -127,30 +131,37 @@ class Job:
 
     kind: str
     model: nn.Module
+    adam: bool = False
+    jitter: random.Random | None = None
 
     def optimizer(self) -> torch.optim.Optimizer:
+        if self.adam:
+            return torch.optim.Adam(self.model.parameters(), lr=0.01)
         return torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
     def loader(self) -> DataLoader[Any]:
         return DataLoader(data(self.kind), batch_size=BATCH)
 
-    def learn(self, batches: Iterator[Any]) -> None:
-        """Take all steps of `batches`."""
+    def learn(self, batches: Iterator[Any]) -> str:
+        """Take all steps of `batches`; return a digest of the optimizer's state."""
         optimizer = self.optimizer()
         for step, (*inputs, classes) in enumerate(batches):
+            if self.jitter is not None and self.jitter.random() < 0.2:
+                time.sleep(self.jitter.random() * 0.02)
             loss = nn.functional.cross_entropy(self.model(*inputs), classes)
             loss.backward()
             if step % 2:
                 nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=step % 3 != 0)
+        return state_digest(optimizer.state_dict())
 
     def vector(self) -> torch.Tensor:
         return torch.cat([p.detach().double().reshape(-1) for p in self.model.parameters()])
 
 
-def together(jobs: list[Job], topology: str) -> list[str]:
-    """Train each job on a node of its own, in one group; return the nodes' digests."""
+def together(jobs: list[Job], topology: str, steps: int = STEPS) -> list[str]:
+    """Train each job on a node of its own, in one group; return digests of all that each holds."""
     run = f"equivalence-{next(runs)}"
     digests: list[Any] = [None] * len(jobs)
 
@@ -163,9 +174,9 @@ def together(jobs: list[Job], topology: str) -> list[str]:
             session = Session(NodeConnection(config, joining), job.model, bucket_mb=0.0005)
             with session as s:
                 split = s.split(job.loader())
-                epochs = itertools.chain.from_iterable(split for _ in s.epochs(STEPS))
-                job.learn(itertools.islice(epochs, STEPS))
-                digests[rank] = s.digest()
+                epochs = itertools.chain.from_iterable(split for _ in s.epochs(steps))
+                optimizer = job.learn(itertools.islice(epochs, steps))
+                digests[rank] = s.digest() + optimizer
         except BaseException as error:
             digests[rank] = error
 
@@ -213,3 +224,12 @@ def test_nodes_together_equal_one_process(size: int, topology: str, kind: str) -
     distance = float((jobs[0].vector() - expected).norm() / expected.norm())
     assert math.isfinite(distance)
     assert distance < 1e-6
+
+
+@pytest.mark.parametrize("topology", ["ring", "mapreduce"])
+def test_replicas_of_uneven_speed_stay_identical_with_adam(topology: str) -> None:
+    jobs = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        jobs.append(Job("mlp", Mlp(), adam=True, jitter=random.Random(seed)))
+    assert len(set(together(jobs, topology, JITTERED_STEPS))) == 1

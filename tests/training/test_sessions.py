@@ -417,7 +417,11 @@ model = nn.Linear(1, 1)
 with p2pdpt.session(model, run=sys.argv[1], min_nodes=2, patience=5) as s:
     step = 0
     while True:
-        model(torch.ones(1, 1)).sum().backward()
+        try:
+            model(torch.ones(1, 1)).sum().backward()
+        except p2pdpt.PeerFailedError:
+            print(time.monotonic(), flush=True)
+            raise
         step += 1
         if step == 5:
             print("going", s.rank, flush=True)
@@ -451,11 +455,11 @@ def pair(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 def test_a_killed_peer_ends_the_other_by_name_within_two_seconds(
     pair: list[subprocess.Popen[str]],
 ) -> None:
+    killed = time.monotonic()
     pair[1].kill()
-    begun = time.monotonic()
-    _, text = pair[0].communicate(timeout=20)
-    # The interpreter's own end, with torch loaded, is not ours.
-    assert time.monotonic() - begun < 6
+    told, text = pair[0].communicate(timeout=30)
+    # The clock is the machine's, so both processes read the same.
+    assert float(told) - killed < 2
     assert pair[0].returncode == 1
     assert "PeerFailedError: peer " in text.strip().splitlines()[-1]
 
