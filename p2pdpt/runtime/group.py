@@ -18,13 +18,13 @@ from p2pdpt.errors import (
     GroupError,
     P2PError,
     PeerFailedError,
-    PeerLeftError,
     SessionError,
 )
 from p2pdpt.group import Group, GroupCounters
 from p2pdpt.memory import allocate
 from p2pdpt.protocol.messages import GATHER_BYTES, Control, Farewell, Gather, Ok, Released
 from p2pdpt.protocol.step import Act, StepTransaction
+from p2pdpt.runtime.departures import Departures
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
 from p2pdpt.runtime.gathers import Gathers
@@ -92,16 +92,12 @@ class MeshGroup(Group):
         self._pid = os.getpid()
         self._failure: P2PError | None = None
         self._culprit = ""
-        self._left: dict[int, Farewell] = {}
         self._leaving: asyncio.Task[None] | None = None
         self._steps = StepTransaction(view.number, view.size, rank)
         self._sealing: asyncio.Future[None] | None = None
         self._gathers = Gathers(rank, view.size, self._tell)
         self._made: dict[int, int] = {}
-        self._finished: dict[int, int] = {}
-        self._owed: set[int] = set()
-        self._unreleased: set[int] = set()
-        self._released = asyncio.Event()
+        self._departures = Departures(view, self._send)
         self._names: dict[int, str] = {}
         self._running: dict[object, tuple[int, int]] = {}
         self._memories: list[BucketMemory] = []
@@ -184,7 +180,7 @@ class MeshGroup(Group):
         if decision.act is Act.TELL_AND_WAKE:
             return
         future = self._sealing = self._loop.create_future()
-        for rank in self._left:
+        for rank in self._departures.left:
             self._miss_ok(rank)
         try:
             await future
@@ -258,16 +254,16 @@ class MeshGroup(Group):
             case Farewell():
                 self._take_leave(rank, message)
             case Released():
-                self._count_release(rank)
+                self._departures.released(rank)
             case _:
                 raise FrameError(f"bad message: {type(message).__name__} in a group")
 
     def lost(self, peer: str, reason: str) -> None:
         """Note that the connection to a member has ended."""
         rank = self.view.rank_of(peer)
-        if rank >= 0 and rank not in self._left:
+        if rank >= 0 and rank not in self._departures.left:
             self._fail_peer(rank, reason)
-        self._count_release(rank)
+        self._departures.released(rank)
 
     def broke(self, what: str, error: Exception) -> None:
         """Note that something of this node itself failed in the background."""
@@ -277,11 +273,14 @@ class MeshGroup(Group):
 
     # What becomes of it.
 
+    def _send(self, rank: int, message: Control) -> None:
+        self._mesh.send(self.view.members[rank].node_id, message)
+
     def _tell(self, message: Control) -> None:
-        for rank, member in enumerate(self.view.members):
-            # Those that have left are gone, or only wait to be released.
-            if rank != self.rank and (rank not in self._left or isinstance(message, Farewell)):
-                self._mesh.send(member.node_id, message)
+        for rank in range(self.size):
+            # Those that have left only wait to be released.
+            if rank != self.rank and rank not in self._departures.left:
+                self._send(rank, message)
 
     def _check(self, operation: str, step: int | None) -> None:
         if self._pid != os.getpid():
@@ -307,7 +306,7 @@ class MeshGroup(Group):
         """Await a round, and name what fails it."""
         token = object()
         self._running[token] = (stream, step)
-        for rank in self._left:
+        for rank in self._departures.left:
             self._miss_round(rank, stream, step)
         try:
             return await work
@@ -339,8 +338,7 @@ class MeshGroup(Group):
         try:
             await self._round(operation, stream, count, run)
         finally:
-            self._finished[stream] = max(self._finished.get(stream, 0), count + 1)
-            self._release()
+            self._departures.over(stream, count + 1)
 
     def _stream(self, name: str) -> int:
         digest = hashlib.sha256(name.encode()).digest()
@@ -378,52 +376,24 @@ class MeshGroup(Group):
             else:
                 self._fail_peer(rank, farewell.error)
         # Whatever closes from now on is no news.
-        self._left[rank] = farewell
-        self._owed.add(rank)
-        self._release()
-        self._gathers.leave(rank, lambda operation: self._leaver(rank, operation, None))
+        self._departures.take(rank, farewell)
+        self._gathers.leave(rank, lambda operation: self._departures.error(rank, operation, None))
         self._miss_ok(rank)
         for stream, step in list(self._running.values()):
             self._miss_round(rank, stream, step)
 
-    def _release(self) -> None:
-        """Let leavers go whose collectives this member has finished as well."""
-        for rank in list(self._owed):
-            finished = self._left[rank].finished
-            if all(self._finished.get(stream, 0) >= done for stream, done in finished.items()):
-                self._owed.discard(rank)
-                self._mesh.send(self.view.members[rank].node_id, Released())
-
-    def _count_release(self, rank: int) -> None:
-        self._unreleased.discard(rank)
-        if not self._unreleased:
-            self._released.set()
-
-    def _leaver(self, rank: int, operation: str, step: int | None) -> PeerLeftError:
-        member = self.view.members[rank]
-        steps = self._left[rank].steps
-        after = f"after step {steps - 1}" if steps else "before the first step was complete"
-        return PeerLeftError(
-            str(member),
-            member.address,
-            f"its script ended {after}",
-            operation=operation,
-            step=step,
-        )
-
     def _miss_ok(self, rank: int) -> None:
-        place = self._steps.place
-        if self._sealing is None or self._sealing.done():
+        """End the seal that waits if a member left without its ok."""
+        place, sealing = self._steps.place, self._sealing
+        if sealing is None or sealing.done():
             return
         if not self._steps.has_ok(rank, place.step, place.attempt):
-            self._sealing.set_exception(self._leaver(rank, "seal", place.step))
+            sealing.set_exception(self._departures.error(rank, "seal", place.step))
 
     def _miss_round(self, rank: int, stream: int, step: int) -> None:
         """End the group's rounds if this one needs a member that has left."""
-        farewell = self._left[rank]
-        done = farewell.finished.get(stream, 0) if stream else farewell.steps
-        if step >= done:
-            self._fail(self._leaver(rank, "", step if stream == 0 else None))
+        if self._departures.misses(rank, stream, step):
+            self._fail(self._departures.error(rank, "", step if stream == 0 else None))
 
     def _channel_lost(self, rank: int, error: Exception) -> None:
         """Note that a round waits for what a closed channel will not bring."""
@@ -434,54 +404,45 @@ class MeshGroup(Group):
             return
 
         def judge() -> None:
-            if rank not in self._left:
+            if rank not in self._departures.left:
                 self._fail_peer(rank, f"its bulk connection ended: {error}")
             elif needed:
-                self._fail(self._leaver(rank, "", None))
+                self._fail(self._departures.error(rank, "", None))
 
         # The control connection knows better why: it may be about to bring a farewell.
-        self._loop.call_later(0 if rank in self._left else VERDICT_S, judge)
+        self._loop.call_later(0 if rank in self._departures.left else VERDICT_S, judge)
 
     async def _leave(self, error: str | None) -> None:
-        failure = self._failure
-        self._unreleased = {
+        others = [
             rank
             for rank, member in enumerate(self.view.members)
             if member.node_id in self._mesh.links
-        }
-        reason = failure.reason if isinstance(failure, PeerFailedError) else ""
-        self._tell(
-            Farewell(
-                self._steps.done,
-                dict(list(self._finished.items())[:4096]),
-                error[:4000] if error is not None else None,
-                self._culprit if error is not None else "",
-                reason[:4000] if error is not None else "",
-            )
+        ]
+        farewell = self._departures.farewell(
+            self._steps.done, others, error, self._culprit, self._failure
         )
+        for rank in others:
+            self._send(rank, farewell)
         self._gathers.fail(lambda operation: SessionError(f"{operation}: this node has left"))
         self._steps.freeze("this member has left")
         if self._sealing is not None and not self._sealing.done():
             self._sealing.set_exception(SessionError("seal: this node has left the run"))
+        channels = [channel for channel in self._channels if channel is not None]
         try:
             await self._driver.close()
-            if error is None and failure is None and self._unreleased:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RELEASE_S):
-                        await self._released.wait()
-            channels = [channel for channel in self._channels if channel is not None]
-            if error is None and failure is None:
+            if error is None and self._failure is None:
+                await self._departures.wait(RELEASE_S)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(GRACE_S):
                         await asyncio.gather(*(channel.close() for channel in channels))
+            await self._mesh.close(GRACE_S)
+        except Exception:
+            # Leaving never raises; what is still open is closed now.
+            logger.exception("leaving run %s", self.run)
+        finally:
             for channel in channels:
                 channel.abort()
-        except Exception:
-            # Leaving never raises; what is still open is closed below.
-            logger.exception("leaving run %s", self.run)
-        try:
-            await self._mesh.close(GRACE_S)
-        finally:
+            await self._mesh.close()
             await self._finish()
             for memory in self._memories:
                 memory.close()

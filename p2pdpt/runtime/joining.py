@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from p2pdpt import registry
 from p2pdpt.errors import (
+    FrameError,
     GroupError,
     NotEnoughNodesError,
     P2PError,
@@ -25,6 +26,7 @@ from p2pdpt.protocol.formation import Formation
 from p2pdpt.protocol.messages import (
     Control,
     Decide,
+    Gather,
     Propose,
     Started,
     Status,
@@ -49,7 +51,8 @@ __all__ = ["Joining", "host_digest"]
 logger = logging.getLogger(__name__)
 LINK_S: Final = 30.0
 """How long the bulk connections of a view may take, in seconds."""
-EARLY_MESSAGES: Final = 10_000
+EARLY_BYTES: Final = 64 << 20
+"""How much is kept of members that have begun before this one."""
 _FORMING: Final = (Status, Propose, Vote, Withdraw, Decide, Started)
 
 
@@ -81,6 +84,7 @@ class Joining:
         self._searches: list[asyncio.Task[None]] = []
         self._group: MeshGroup | None = None
         self._early: list[tuple[str, Control]] = []
+        self._early_bytes = 0
         self._came: dict[str, Channel] = {}
         self._event = asyncio.Event()
         self._broken: P2PError | None = None
@@ -199,6 +203,8 @@ class Joining:
             raise NotEnoughNodesError(self._missing())
         for task in self._searches:
             task.cancel()
+        # Whoever is no member must have been told before its connection is let go.
+        self._flush()
         view = self._formation.view
         if view is not None:
             return view
@@ -232,9 +238,7 @@ class Joining:
             raise self._broken
         if self._mesh.refusal is not None:
             raise self._mesh.refusal
-        formation = self._formation
-        assert formation is not None
-        return formation.view is not None or formation.late is not None
+        return self._formation.view is not None or self._formation.late is not None
 
     def _missing(self) -> str:
         statuses = [self._formation.status, *filter(None, self._formation.peers.values())]
@@ -279,9 +283,12 @@ class Joining:
             self._change()
         elif self._group is not None:
             self._group.receive(peer, message)
-        elif len(self._early) < EARLY_MESSAGES:
+        else:
             # A member may have its view, and its links, before this one.
             self._early.append((peer, message))
+            self._early_bytes += len(message.payload) if isinstance(message, Gather) else 128
+            if self._early_bytes > EARLY_BYTES:
+                raise FrameError("bad message: too many before the run has begun here")
 
     def _change(self) -> None:
         """Tell all that happens in one turn of the loop together, as it ends."""

@@ -179,7 +179,7 @@ async def test_the_first_cause_is_told_by_those_who_follow(groups: Start) -> Non
     await failure_of(joined[1])
     # This member would learn of the cause by a witness only.
     joined[0]._failure = None
-    joined[0]._left.clear()
+    joined[0]._departures.left.clear()
     await joined[1].leave(f"PeerFailedError: {joined[1].failure}")
     await failure_of(joined[0])
     assert joined[0].failure.peer == str(joined[2].me)
