@@ -1,9 +1,9 @@
 """Buffers that training changes, such as BatchNorm's running statistics, kept equal everywhere.
 
-After each exchanged backward every floating-point buffer that changed on some member becomes the
-weighted mean over the members, by the same weights as the gradients. Buffers that nobody changes
-are neither sent nor touched. Integer buffers start as the first member's and are left alone:
-they count the same things everywhere.
+After each exchanged backward every floating-point buffer of the models' state that changed on
+some member becomes the weighted mean over the members, by the same weights as the gradients.
+Buffers that nobody changes are neither sent nor touched. Integer buffers start as the first
+member's and are left alone: they count the same things everywhere.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from p2pdpt.errors import SessionError
 from p2pdpt.training.buckets import Allocate, area_tensor, carrier, plan_buckets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from p2pdpt.dtypes import DType
     from p2pdpt.memory import BucketMemory
 
-__all__ = ["BufferBucket", "BufferRef", "ModelBuffers"]
+__all__ = ["BufferBucket", "BufferRef", "ModelBuffers", "persistent_buffers"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class BufferRef:
         Raises:
             SessionError: it has become None.
         """
-        tensor = self.module._buffers[self.key]
+        tensor = self.module._buffers.get(self.key)
         if tensor is None:
             raise SessionError(f"buffer {self.name} was removed while the session ran")
         return tensor
@@ -144,16 +144,16 @@ class ModelBuffers:
         seen: set[int] = set()
         for number, model in enumerate(modules):
             prefix = f"{number}." if len(modules) > 1 else ""
-            for path, module in model.named_modules():
-                for key, tensor in module._buffers.items():
-                    if tensor is None or id(tensor) in seen or not _averages(tensor):
-                        continue
-                    seen.add(id(tensor))
-                    name = prefix + (f"{path}." if path else "") + key
-                    self._idle[name] = BufferRef(name, module, key)
-                    if isinstance(module, _NormBase):
-                        # Its forward writes the statistics without counting versions.
-                        self._known.append(name)
+            for ref in persistent_buffers(model):
+                tensor = ref.tensor
+                if id(tensor) in seen or not _averages(tensor):
+                    continue
+                seen.add(id(tensor))
+                name = prefix + ref.name
+                self._idle[name] = BufferRef(name, ref.module, ref.key)
+                if isinstance(ref.module, _NormBase):
+                    # Its forward writes the statistics without counting versions.
+                    self._known.append(name)
         self.remember()
 
     @property
@@ -200,6 +200,20 @@ class ModelBuffers:
         return grown
 
 
+def persistent_buffers(model: torch.nn.Module) -> Iterator[BufferRef]:
+    """Yield the buffers that are part of the model's state, each once.
+
+    Others (``persistent=False``) are caches of what can be computed, and may differ by member.
+    """
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for key, tensor in module._buffers.items():
+            if tensor is None or key in module._non_persistent_buffers_set or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            yield BufferRef(f"{path}.{key}" if path else key, module, key)
+
+
 def _averages(tensor: torch.Tensor) -> bool:
     """Return whether there is a mean of such buffers."""
     return str(tensor.dtype).removeprefix("torch.") in {
@@ -213,5 +227,7 @@ def _averages(tensor: torch.Tensor) -> bool:
 
 
 def _version(ref: BufferRef) -> tuple[int, int]:
-    tensor = ref.tensor
+    tensor = ref.module._buffers.get(ref.key)
+    if tensor is None:
+        return 0, 0
     return id(tensor), 0 if tensor.is_inference() else tensor._version

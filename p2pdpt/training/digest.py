@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from p2pdpt.training.buffers import persistent_buffers
+
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["module_digest", "state_digest", "tensor_digest"]
+__all__ = ["module_digest", "named_state", "state_digest", "tensor_digest"]
 
 
 def tensor_digest(named: Iterable[tuple[str, torch.Tensor]]) -> str:
@@ -23,15 +25,23 @@ def tensor_digest(named: Iterable[tuple[str, torch.Tensor]]) -> str:
     return sha.hexdigest()
 
 
-def module_digest(modules: Iterable[torch.nn.Module]) -> str:
-    """Return the digest of all parameters, then all buffers, each tied tensor once."""
+def named_state(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters, then buffers that belong to the state, of each module in turn.
+
+    Names have the module's number before them if there are several; tied tensors come once.
+    """
     listed = list(modules)
-    return tensor_digest(
-        (f"{index}.{name}", tensor)
-        for index, module in enumerate(listed)
-        for named in (module.named_parameters(), module.named_buffers())
-        for name, tensor in named
-    )
+    for index, module in enumerate(listed):
+        prefix = f"{index}." if len(listed) > 1 else ""
+        for name, parameter in module.named_parameters():
+            yield prefix + name, parameter
+        for ref in persistent_buffers(module):
+            yield prefix + ref.name, ref.tensor
+
+
+def module_digest(modules: Iterable[torch.nn.Module]) -> str:
+    """Return the digest of all parameters and of the buffers that belong to the state."""
+    return tensor_digest(named_state(modules))
 
 
 def state_digest(state: object) -> str:

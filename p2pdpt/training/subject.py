@@ -9,7 +9,7 @@ import torch
 
 from p2pdpt.errors import SessionError
 from p2pdpt.training.data import mix_seed
-from p2pdpt.training.digest import module_digest, tensor_digest
+from p2pdpt.training.digest import module_digest, named_state, tensor_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -116,12 +116,8 @@ class Subject:
 
     def digests(self) -> dict[str, str]:
         """Return short digests of each parameter and buffer, by name."""
-        return {
-            name: tensor_digest([(name, tensor)])[:16]
-            for index, model in enumerate(self.models)
-            for named in (model.named_parameters(), model.named_buffers())
-            for name, tensor in self._numbered(index, named)
-        }
+        named = named_state(self.models)
+        return {name: tensor_digest([(name, tensor)])[:16] for name, tensor in named}
 
     def _numbered(
         self, index: int, named: Iterable[tuple[str, torch.Tensor]]

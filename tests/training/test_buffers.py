@@ -10,9 +10,10 @@ from torch import nn
 
 from p2pdpt.errors import SessionError
 from p2pdpt.memory import allocate
-from p2pdpt.training.buffers import BufferBucket, ModelBuffers
+from p2pdpt.training.buffers import BufferBucket, ModelBuffers, persistent_buffers
 
 LIMIT = 1 << 20
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Odd(nn.Module):
@@ -22,6 +23,7 @@ class Odd(nn.Module):
     seen: torch.Tensor
     count: torch.Tensor
     waves: torch.Tensor
+    cache: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +34,7 @@ class Odd(nn.Module):
         self.register_buffer("waves", torch.zeros(2, dtype=torch.complex64))
         self.register_buffer("nothing", None)
         self.register_buffer("again", self.mask)
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
 
 
 def grown(buffers: ModelBuffers, *names: str) -> list[BufferBucket]:
@@ -55,11 +58,23 @@ def test_idle_buffers_that_change_are_noticed_until_they_are_averaged() -> None:
     model.seen += 1
     model.mask = torch.zeros(3)
     model.count += 1
+    model.cache = torch.ones(9)
     assert buffers.changed() == ["mask", "seen"]
     assert [bucket.number for bucket in grown(buffers, "mask", "seen", "unknown")] == [5, 6]
     assert buffers.changed() == []
     assert grown(buffers, "mask") == []
     assert len(buffers.buckets) == 2
+
+
+def test_state_is_told_from_caches() -> None:
+    names = [ref.name for ref in persistent_buffers(Odd())]
+    assert names[:3] == ["mask", "seen", "count"]
+    assert names[3:] == ["waves", *(f"norm.{name}" for name in STATISTICS)]
+    model = Odd()
+    buffers = ModelBuffers([model])
+    model.mask = None
+    del model.seen
+    assert buffers.changed() == ["mask", "seen"]
 
 
 def test_the_mean_is_taken_where_somebody_changed() -> None:
