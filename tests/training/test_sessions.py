@@ -253,7 +253,7 @@ def test_an_error_on_one_node_is_told_to_the_others_at_once(arena: Any) -> None:
 
     begun = time.monotonic()
     other, error = arena.outcomes(2, run)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 5
     assert isinstance(error, ValueError)
     assert isinstance(other, PeerFailedError)
     assert "peer node1" in str(other) and str(other).endswith("ValueError: no such file")
