@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Final, cast
 
 from p2pdpt.errors import FrameError
@@ -83,7 +84,11 @@ class ControlLink(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._note(f"connection lost: {exc}" if exc else "the connection was closed")
+        if exc is None:
+            self._note("the connection was closed")
+        else:
+            code = exc.errno if isinstance(exc, OSError) else None
+            self._note(f"connection lost: {os.strerror(code) if code else exc}")
         self._transport = None
         if not self.closed.done():
             self.closed.set_result(None)

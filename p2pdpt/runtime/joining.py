@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import os
 import random
 import socket
 from pathlib import Path
@@ -21,6 +22,7 @@ from p2pdpt.errors import (
     PeerFailedError,
     RunStartedError,
     UnavailableError,
+    UsageError,
 )
 from p2pdpt.protocol.formation import Formation
 from p2pdpt.protocol.messages import (
@@ -36,6 +38,7 @@ from p2pdpt.protocol.messages import (
 from p2pdpt.protocol.view import Member, View
 from p2pdpt.runtime.group import MeshGroup
 from p2pdpt.runtime.mesh import Mesh
+from p2pdpt.runtime.shared_memory import SHARED
 from p2pdpt.topology import Facts
 
 if TYPE_CHECKING:
@@ -57,11 +60,15 @@ _FORMING: Final = (Status, Propose, Vote, Withdraw, Decide, Started)
 
 
 def host_digest() -> str:
-    """Return what is equal for all nodes on this machine, and differs from other machines'."""
-    boot = ""
+    """Return what is equal for all nodes on this machine, and differs from other machines'.
+
+    Containers with a network of their own count as machines: that is how their nodes meet.
+    """
+    boot, network = socket.gethostname(), ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return hashlib.sha256(f"{boot or socket.gethostname()}".encode()).hexdigest()[:16]
+        network = os.readlink("/proc/self/ns/net")
+    return hashlib.sha256(f"{boot} {network}".encode()).hexdigest()[:16]
 
 
 class Joining:
@@ -167,7 +174,9 @@ class Joining:
 
     async def _listen(self) -> None:
         endpoints = {}
-        for name in self._config.transports if self._door.address else ():
+        # Shared memory is no way to send messages; what is not exchanged so, goes the usual way.
+        names = [name for name in self._config.transports if name != SHARED] or ["tcp"]
+        for name in names if self._door.address else ():
             kind = registry.load_transport(name)
             available = kind.availability()
             if not available.ok:
@@ -348,6 +357,13 @@ class Joining:
         for member in members:
             if member.node_id not in (*mesh.links, me):
                 group.lost(member.node_id, "the connection was closed")
+        try:
+            await group.share_memory(self._config.transports)
+        except BaseException as error:
+            # All members come to the same usage error by themselves; of others they are told.
+            told = None if isinstance(error, UsageError) else f"it could not join the run: {error}"
+            await group.leave(told)
+            raise
         return group
 
     async def _connect(self, view: View, mesh: Mesh) -> list[Channel | None]:

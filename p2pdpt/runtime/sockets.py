@@ -12,15 +12,19 @@ import contextlib
 import errno
 import os
 import socket
+import struct
+import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from p2pdpt.address import Address, is_loopback
 from p2pdpt.errors import AddressInUseError, ConfigError
 
 __all__ = ["bind", "outward_hosts", "port_owner", "resolve", "track"]
+
+_SIOCGIFADDR: Final = 0x8915
 
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _hooked = False
@@ -151,10 +155,36 @@ def outward_hosts(family: socket.AddressFamily) -> list[str]:
         with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as sock:
             sock.connect((target, 9))
             hosts.append(sock.getsockname()[0])
+    # Without a route to the world there may still be neighbours.
+    if family == socket.AF_INET6:
+        hosts += _ipv6_hosts()
+    hosts += _ipv4_hosts()
+    return [each for each in dict.fromkeys(hosts) if not is_loopback(each)]
+
+
+def _ipv4_hosts() -> list[str]:
+    """Return one address of each interface, where the system tells."""
+    hosts: list[str] = []
+    if sys.platform != "linux":
+        return hosts
+    import fcntl
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            # Interfaces that are down or have no IPv4 address refuse.
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
+                hosts.append(socket.inet_ntoa(answer[20:24]))
+    return hosts
+
+
+def _ipv6_hosts() -> list[str]:
+    """Return all addresses of global scope, where the system tells."""
+    hosts = []
     with contextlib.suppress(OSError):
-        for kind, _, _, _, place in socket.getaddrinfo(
-            socket.gethostname(), None, flags=socket.AI_NUMERICHOST
-        ):
-            if kind in (family, socket.AF_INET):
-                hosts.append(str(place[0]))
-    return [each for each in dict.fromkeys(hosts) if not is_loopback(each) and "%" not in each]
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            number, _, _, scope, *_ = line.split()
+            if scope == "00":
+                hosts.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number)))
+    return hosts

@@ -313,6 +313,23 @@ def test_a_killed_member_is_reported_by_all(programs: Start, uvloop: bool) -> No
         assert code == 1 and errors == ""
 
 
+def test_a_stopped_member_is_reported_after_the_patience(programs: Start) -> None:
+    body = """
+    if group.rank == 1:
+        say(pid=os.getpid())
+        time.sleep(60)
+    await group.all_gather(b"x", name="n")
+    """
+    survivor, stopped = programs(body, 2, patience=1.0)
+    members = survivor.read()["members"]
+    stopped.read(), stopped.read()
+    begun = time.monotonic()
+    said = survivor.read()
+    assert f"peer {members[1]} at 127.0.0.1:" in said["text"]
+    assert "during all_gather 'n' at step 0: no heartbeat for 1 s" in said["text"]
+    assert said["at"] - begun < 3.0
+
+
 def test_forked_children_do_not_hide_a_death(programs: Start) -> None:
     body = """
     if group.rank == 1:
