@@ -107,9 +107,8 @@ class _Inbox:
 class Mailbox:
     """Sends and receives the any-source messages of one round."""
 
-    def __init__(self, round_: Round, io: RoundIO) -> None:
+    def __init__(self, round_: Round) -> None:
         self._round = round_
-        self._io = io
         self._sent: dict[int, int] = {}
         self._inboxes: dict[int, _Inbox] = {}
         self._ready: deque[Message] = deque()
@@ -125,8 +124,8 @@ class Mailbox:
             self._sent[peer] = number + 1
             numbers.append((peer, number))
             ordinal = _MAIL + number * _STRIDE
-            self._io.open_send(peer, ordinal, HEADER_BYTES)
-            self._io.push_bytes(peer, ordinal, header)
+            self._round.io.open_send(peer, ordinal, HEADER_BYTES)
+            self._round.io.push_bytes(peer, ordinal, header)
         for index, region in enumerate(message.regions):
             if numbers and len(region):
                 addressed = [(peer, region_ordinal(number, index)) for peer, number in numbers]
@@ -206,7 +205,7 @@ class Mailbox:
         watch = _Watch(tasks, whole, 0)
         for task in tasks:
             task.followers.append(watch)
-        watch.advance(self._io)
+        watch.advance(self._round.io)
 
     def close(self) -> None:
         """Withdraw what was asked for and has not come.
@@ -221,12 +220,12 @@ class Mailbox:
             )
         for peer, inbox in self._inboxes.items():
             if inbox.arrived < HEADER_BYTES:
-                self._io.cancel_receive(peer, _MAIL + inbox.number * _STRIDE)
+                self._round.io.cancel_receive(peer, _MAIL + inbox.number * _STRIDE)
 
     def _ask(self, peer: int) -> None:
         ordinal = _MAIL + self._inboxes[peer].number * _STRIDE
-        self._io.open_receive(peer, ordinal, HEADER_BYTES)
-        self._io.grant(peer, ordinal, HEADER_BYTES)
+        self._round.io.open_receive(peer, ordinal, HEADER_BYTES)
+        self._round.io.grant(peer, ordinal, HEADER_BYTES)
 
     def _deliver(self) -> None:
         while self._ready and self._expected:

@@ -74,7 +74,7 @@ class Round(Links):
         """
         self.rank, self.size, self.facts = rank, size, facts
         self.finished = False
-        self._io = io
+        self.io = io
         self._bucket = bucket
         self._half = dtype.half
         self._wide_width = dtype.wide_itemsize
@@ -103,7 +103,7 @@ class Round(Links):
         self._pumping = False
         self._move = 0
         self._last_space = 0
-        self._mailbox = Mailbox(self, io)
+        self._mailbox = Mailbox(self)
 
     # What a plugin sees.
 
@@ -161,7 +161,7 @@ class Round(Links):
             self._pump()
 
         slices = [Slice(region.space, region.start, region.stop) for region in message.regions]
-        self._io.apply(shard, message, slices, done)
+        self.io.apply(shard, message, slices, done)
         return Request("local", [handle], 1, None)
 
     def release(self, message: Message) -> None:
@@ -172,7 +172,7 @@ class Round(Links):
     @property
     def now(self) -> float:
         self._make_dynamic()
-        return self._io.now()
+        return self.io.now()
 
     @property
     def rng(self) -> random.Random:
@@ -205,10 +205,14 @@ class Round(Links):
         """Whether ``replay`` may run this round again: it finished and depended on nothing."""
         return self.finished and self._recorded is not None
 
+    def rest(self) -> None:
+        """Let go of the driver object, until ``replay`` brings another."""
+        del self.io
+
     def replay(self, io: RoundIO, weight: float) -> None:
         """Run the recorded operations again, with another driver object and weight."""
         assert self._recorded is not None
-        self._io = io
+        self.io = io
         self.finished = False
         self._leaf = leaf(weight if self._reduction is Reduction.MEAN else 1.0)
         for task in self._recorded:
@@ -390,7 +394,7 @@ class Round(Links):
             self._sends[peer, ordinal] = task
         self._spaces.reads(task, region.space, read)
         self._track(task, [read], [])
-        task.start(self._io)
+        task.start(self.io)
         return task
 
     def _start_receive(
@@ -420,7 +424,7 @@ class Round(Links):
                 reads.append(source)
         self._spaces.writes(task, region)
         self._track(task, reads, hazards)
-        task.start(self._io)
+        task.start(self.io)
         return task
 
     def _make_dynamic(self) -> None:
@@ -456,13 +460,13 @@ class Round(Links):
 
     def add_space(self, space: int, length: int) -> None:
         """Make a space of `length` elements; the mailbox leases them too."""
-        self._io.scratch(space, length)
+        self.io.scratch(space, length)
         self._spaces.add(space, length)
 
     def drop_space(self, space: int) -> None:
         """Give a leased space back."""
         self._spaces.drop(space)
-        self._io.drop(space)
+        self.io.drop(space)
 
     def next_space(self) -> int:
         """Return a number for another space, never used before."""
@@ -497,7 +501,7 @@ class Round(Links):
                 while self._queue:
                     task = self._queue.popleft()
                     task.dirty = False
-                    if task.advance(self._io):
+                    if task.advance(self.io):
                         self._progressed(task, pump=False)
                 if self._returned or not self._resume():
                     break
@@ -516,10 +520,10 @@ class Round(Links):
             ready = [handle for handle in request.handles if handle.done]
             if request.kind == "wait":
                 self._make_dynamic()
-                late = request.deadline is not None and self._io.now() >= request.deadline
+                late = request.deadline is not None and self.io.now() >= request.deadline
                 if len(ready) < request.count and not late:
                     if request.deadline is not None:
-                        self._io.wake_at(request.deadline)
+                        self.io.wake_at(request.deadline)
                     return False
                 value = ready
                 for handle in ready:
@@ -571,7 +575,7 @@ class Round(Links):
                 scales, divisor = finish(meta, self._reduction)
                 settled = area == RESULT or (area == MINE and self._in_place)
                 if not settled or scales is not None or divisor is not None:
-                    self._io.fold(
+                    self.io.fold(
                         Slice(RESULT, position, run_stop),
                         [Slice(area, position, run_stop)],
                         COPY if scales is None and divisor is None else ADD,

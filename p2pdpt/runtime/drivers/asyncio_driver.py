@@ -79,6 +79,8 @@ class AsyncioDriver:
         self.seed = seed
         self.store = store
         self.pool = StagingPool()
+        # Stands for this driver in what buckets remember, without keeping it alive.
+        self.token = object()
         self._on_lost = on_lost
         self._running: set[_Running] = set()
         self._error: BaseException | None = None
@@ -256,7 +258,7 @@ class _Running(RoundIO):
         self._timer: asyncio.TimerHandle | None = None
         self._locals: set[asyncio.Future[None]] = set()
         self._ended = False
-        self._plan_key = (id(driver), id(topology), combine, reduction, key.bucket)
+        self._plan_key = (driver.token, id(topology), combine, reduction, key.bucket)
         # A plan in use is taken out, so that a bucket exchanged twice at once cannot share it.
         plan = memory.plans.pop(self._plan_key, None)
         self.replays = plan is not None
@@ -307,12 +309,16 @@ class _Running(RoundIO):
         if self._timer is not None:
             self._timer.cancel()
         self.memory.close()
+        # Calls back into this object must not keep it, and with it the bucket, until the
+        # collector runs: a bucket's memory and descriptor go when its user lets go of it.
+        self._outgoing.clear()
+        self._incoming.clear()
+        self.round.rest()
         if not failed and self.round.replayable:
-            # The driver and the topology are kept alive with the plan, so that their ids stay
-            # theirs; one plan is enough, since a bucket is exchanged the same way every step.
+            # The topology is kept alive with the plan, so that its id stays its own. One plan
+            # is enough, since a bucket is exchanged the same way every step.
             self.bucket.plans.clear()
-            plan = (self.memory, self.round, self.driver, self.topology)
-            self.bucket.plans[self._plan_key] = plan
+            self.bucket.plans[self._plan_key] = (self.memory, self.round, self.topology)
 
     def _stop(self, error: BaseException) -> None:
         if self._ended:
