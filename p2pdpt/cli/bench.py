@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from p2pdpt.cli.bench_allreduce import Row
+    from p2pdpt.cli.bench_lag import Lag
     from p2pdpt.cli.events import Joined, Report
     from p2pdpt.cli.outcome import NodeState
     from p2pdpt.cli.summary import Summary
@@ -108,15 +109,59 @@ def allreduce(
         rows += _run(task, count, topology)
     Output(1).lines(*_table(rows))
     if json_file is not None:
-        from p2pdpt.cli.summary import write_json
-
-        try:
-            write_json(json_file, {"rows": rows})
-        except OSError as error:
-            raise ConfigError(f"--json {json_file} cannot be written: {error.strerror}") from error
+        _write(json_file, rows)
 
 
-def _run(task: Any, count: int, topology: str) -> list[Row]:
+@bench.command()
+@click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 64), metavar="N")
+@click.option("--size", default="100M", show_default=True, metavar="BYTES", help="Of each sum.")
+@click.option("--repeat", default=20, show_default=True, type=click.IntRange(1), metavar="N")
+@click.option("--train/--no-train", default=True, help="Train a network in a thread beside it.")
+@click.option("--topology", default="ring", show_default=True, metavar="NAME")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the rows to a file too.",
+)
+@debug_option
+def lag(
+    nodes: int, size: str, repeat: int, train: bool, topology: str, json_file: Path | None
+) -> None:
+    """Time how late each node's event loop wakes while it sums and trains."""
+    from p2pdpt.cli.bench_lag import Lag, LagTask
+    from p2pdpt.registry import create_topology
+
+    create_topology(topology)
+    try:
+        nbytes = parse_size(size)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; write for instance 100M") from None
+    task = LagTask(nbytes - nbytes % 4, repeat, train)
+    rows = _run(task, nodes, topology, module="p2pdpt.cli.bench_lag", kind=Lag)
+    Output(1).lines(*_lag_table(rows))
+    if json_file is not None:
+        _write(json_file, rows)
+
+
+def _write(file: Path, rows: Sequence[Any]) -> None:
+    from p2pdpt.cli.summary import write_json
+
+    try:
+        write_json(file, {"rows": rows})
+    except OSError as error:
+        raise ConfigError(f"--json {file} cannot be written: {error.strerror}") from error
+
+
+def _run(
+    task: Any,
+    count: int,
+    topology: str,
+    *,
+    module: str = "p2pdpt.cli.bench_allreduce",
+    kind: type[Any] | None = None,
+) -> list[Any]:
     """Measure with `count` nodes; exits with their code if they fail."""
     from p2pdpt.cli.launcher import Launcher, NodePlan
     from p2pdpt.cli.outcome import exit_code, failure_lines, first_failure
@@ -136,13 +181,13 @@ def _run(task: Any, count: int, topology: str) -> list[Row]:
     command = [
         sys.executable,
         "-m",
-        "p2pdpt.cli.bench_allreduce",
+        module,
         msgspec.json.encode(task).decode(),
     ]
     names = [f"node{rank}" for rank in range(count)]
     plans = [NodePlan(name, command, {**base, "P2PDPT_NAME": name}) for name in names]
     launcher = Launcher(run, plans)
-    display = _BenchDisplay()
+    display = _BenchDisplay(kind)
     end = supervise(launcher, display)
     first = first_failure(launcher.nodes)
     code = exit_code(first) if end.signal is None else 128 + end.signal
@@ -156,14 +201,18 @@ def _run(task: Any, count: int, topology: str) -> list[Row]:
 class _BenchDisplay:
     """Collects the rows that the first node prints, and says that they have come."""
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
+    def __init__(self, kind: type[Any] | None) -> None:
+        self.rows: list[Any] = []
+        self._kind = kind
         self._err = Output(2)
 
     def out(self, line: str) -> None:
         """Take in a row."""
         from p2pdpt.cli.bench_allreduce import Row
 
+        if self._kind is not None:
+            self.rows.append(msgspec.json.decode(line, type=self._kind))
+            return
         row = msgspec.json.decode(line, type=Row)
         self.rows.append(row)
         self._err.lines(
@@ -193,6 +242,24 @@ def _size(count: int) -> str:
         if count >= 1024**power and count % 1024**power == 0:
             return f"{count // 1024**power}{unit}"
     return str(count)
+
+
+def _lag_table(rows: Sequence[Lag]) -> list[str]:
+    head = ("node", "over", "median", "p99", "worst", "samples", "sums", "training steps")
+    lines = [
+        (
+            row.name,
+            row.transport or "alone",
+            human_seconds(row.median_s),
+            human_seconds(row.p99_s),
+            human_seconds(row.worst_s),
+            str(row.samples),
+            str(row.reductions),
+            str(row.training_steps),
+        )
+        for row in rows
+    ]
+    return plain_table(head, lines)
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
