@@ -72,7 +72,8 @@ class NodeConfig:
         listen: ``host:port`` to accept connections at; port 0 is any free one.
         join: ``host:port`` of nodes to look for, one is enough.
         discovery: names of the ways to find peers; none: the node is alone and does not listen.
-        transports: names of the transports to carry bulk, best first.
+        transports: names of the transports to carry bulk, best first; ``shm`` shares memory if
+            all members of the run can, and alone it must.
         secret: what all nodes of the cluster share, at least 16 bytes; None: loopback only.
         secret_file: a file of mode 0600 that holds it instead.
         patience: seconds of silence after which a peer counts as dead.
@@ -83,7 +84,7 @@ class NodeConfig:
     listen: str = "127.0.0.1:0"
     join: tuple[str, ...] = ()
     discovery: tuple[str, ...] = ("static", "local")
-    transports: tuple[str, ...] = ("tcp",)
+    transports: tuple[str, ...] = ("shm", "tcp")
     secret: bytes | None = field(default=None, repr=False)
     secret_file: str | os.PathLike[str] | None = None
     patience: float = 10.0
@@ -188,6 +189,7 @@ ENVIRONMENT: Final[Mapping[str, tuple[str, str]]] = {
     "P2PDPT_CLUSTER": ("node", "cluster"),
     "P2PDPT_LISTEN": ("node", "listen"),
     "P2PDPT_JOIN": ("node", "join"),
+    "P2PDPT_TRANSPORT": ("node", "transports"),
     "P2PDPT_SECRET_FILE": ("node", "secret_file"),
     "P2PDPT_PATIENCE": ("node", "patience"),
     "P2PDPT_RUN": ("run", "run"),
@@ -232,7 +234,7 @@ def read_environ(environ: Mapping[str, str]) -> Environ:
         if not text:
             continue
         value: Any = text
-        if key == "join":
+        if key in ("join", "transports"):
             value = tuple(each.strip() for each in text.split(",") if each.strip())
         elif kinds[key] in ("int", "int | None"):
             value = _convert(variable, text, int)

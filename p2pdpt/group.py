@@ -23,7 +23,11 @@ __all__ = ["Group", "GroupCounters"]
 
 @dataclass(frozen=True, slots=True)
 class GroupCounters:
-    """What a group has carried so far, over all links: bulk and control, headers included."""
+    """What a group has carried so far: over all links, bulk and control, headers included.
+
+    In shared memory nothing is sent: what this member has read of the others' memory counts as
+    received, and what they have read of its memory, as the plans say, as sent.
+    """
 
     bytes_sent: int
     bytes_received: int
@@ -50,7 +54,7 @@ class Group(ABC):
     @property
     @abstractmethod
     def transport(self) -> str:
-        """What carries the bulk, for instance ``tcp``; empty if there is no other member."""
+        """What carries the buckets, ``shm`` or for instance ``tcp``; empty for a lone member."""
 
     @property
     def size(self) -> int:

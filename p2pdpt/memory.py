@@ -1,8 +1,9 @@
 """Buckets in memory: allocated once by the node, at a fixed address, in two areas.
 
 ``mine`` is this node's contribution and is written by no round; ``result`` is what rounds
-produce. Both lie in one memfd (anonymous memory where there is none), page-aligned and touched
-once, so that transports can register or share them; the kernel frees them with the process.
+produce. Each lies in a memfd (anonymous memory where there is none), page-aligned and touched
+once, so that transports can register or share it; the kernel frees it with the process. Whoever
+gets the descriptor can only read: the memfd is sealed once this process has mapped it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from p2pdpt.errors import ConfigError
+from p2pdpt.errors import ConfigError, FrameError
 
 if TYPE_CHECKING:
     from p2pdpt.dtypes import DType
 
-__all__ = ["Area", "BucketMemory", "allocate"]
+__all__ = ["Area", "BucketMemory", "allocate", "expect_sealed"]
+
+# Of Linux 5.1; not in Python's fcntl module. Maps made before it can write, later ones cannot.
+_F_SEAL_FUTURE_WRITE: Final = 0x0010
 
 
 class Area:
@@ -27,6 +31,7 @@ class Area:
     Attributes:
         nbytes: usable bytes.
         fd: the memfd, or -1 where the platform has none.
+        sealed: whether nobody can map the memfd writable, or change its size, any more.
         buffer: the memory; keeps its address until ``close``.
     """
 
@@ -43,9 +48,10 @@ class Area:
         self.fd = -1
         try:
             if hasattr(os, "memfd_create"):
-                self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+                self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 os.ftruncate(self.fd, size)
             self.map = mmap.mmap(self.fd, size)
+            self.sealed = self.fd >= 0 and _seal(self.fd)
         except OSError as error:
             if self.fd >= 0:
                 os.close(self.fd)
@@ -67,6 +73,38 @@ class Area:
         except BufferError:
             # Somebody holds a view: the mapping goes with the last of them.
             pass
+
+
+def _seal(fd: int) -> bool:
+    import fcntl
+
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except OSError:
+        # An older kernel: the memory serves this process all the same.
+        return False
+    return True
+
+
+def expect_sealed(fd: int, nbytes: int) -> None:
+    """Check that another process's memory can be mapped without danger.
+
+    Raises:
+        FrameError: it is no memfd, has fewer than `nbytes`, or could shrink or be written to.
+    """
+    import fcntl
+
+    needed = fcntl.F_SEAL_SHRINK | _F_SEAL_FUTURE_WRITE
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise FrameError(f"a shared area is no memfd: {error.strerror}") from None
+    if seals & needed != needed:
+        raise FrameError("a shared area is not sealed")
+    size = os.fstat(fd).st_size
+    if size < nbytes:
+        raise FrameError(f"a shared area has {size} bytes instead of {nbytes}")
 
 
 def _close_descriptor(fd: int) -> None:

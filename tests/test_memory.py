@@ -54,7 +54,7 @@ def test_another_mapping_of_the_descriptor_sees_the_same_bytes() -> None:
     area = memory.Area(100, "p2pdpt-test")
     assert os.readlink(f"/proc/self/fd/{area.fd}").startswith("/memfd:p2pdpt-test")
     area.buffer[5] = 7
-    with mmap.mmap(area.fd, 100) as other:
+    with mmap.mmap(area.fd, 100, prot=mmap.PROT_READ) as other:
         assert other[5] == 7
     assert not os.get_inheritable(area.fd)
     area.close()

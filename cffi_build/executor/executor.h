@@ -1,7 +1,7 @@
 /* Replays plans in shared memory: read by cffi as declarations, and by the C file as its header.
  * No preprocessor here but constants. */
 
-#define P2PDPT_EXECUTOR_ABI 1
+#define P2PDPT_EXECUTOR_ABI 2
 
 /* What p2pdpt_advance came back for. */
 #define P2PDPT_IDLE 0      /* nothing is active */

@@ -28,6 +28,7 @@ from p2pdpt.runtime.departures import Departures
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
 from p2pdpt.runtime.gathers import Gathers
+from p2pdpt.runtime.shared_memory import SHARED, SharedMemory
 from p2pdpt.topology import ADD
 
 if TYPE_CHECKING:
@@ -111,14 +112,41 @@ class MeshGroup(Group):
             seed=seed,
             on_lost=self._channel_lost,
         )
+        self._sharing = SharedMemory(view, rank, self._channel_closed)
         for other, channel in enumerate(self._channels):
             if channel is not None:
                 channel.on_closed(functools.partial(self._channel_closed, other))
+
+    async def share_memory(self, transports: Sequence[str]) -> None:
+        """Exchange buckets in shared memory if all members can; all call it once.
+
+        Args:
+            transports: which this member was told to use.
+
+        Raises:
+            UnavailableError: a member was told to use nothing else, and it cannot be.
+            PeerFailedError: a member failed meanwhile.
+        """
+        if self.size == 1:
+            return
+        operation = "joining the run"
+
+        async def gather(payload: bytes, name: str) -> list[bytes]:
+            return await self.all_gather(payload, name=name)
+
+        self._check(operation, None)
+        try:
+            sharing = self._sharing.open(gather, self._topology, transports)
+            await self._round(operation, 0, 0, sharing)
+        except PeerFailedError as error:
+            raise error.during(operation, None) from error.__cause__
 
     # What a program calls.
 
     @property
     def transport(self) -> str:
+        if self._sharing.active:
+            return SHARED
         names = {channel.transport for channel in self._channels if channel is not None}
         return ", ".join(sorted(names))
 
@@ -131,6 +159,8 @@ class MeshGroup(Group):
                 received += channel.counters.bytes_received
                 messages_sent += channel.counters.frames_sent
                 messages_received += channel.counters.frames_received
+        sent += self._sharing.bytes_sent
+        received += self._sharing.bytes_received
         return GroupCounters(sent, received, messages_sent, messages_received)
 
     @property
@@ -158,19 +188,8 @@ class MeshGroup(Group):
         self._steps.open(step, attempt)
         self.started = step
         key = RoundKey(self.view.number, 0, step, attempt, bucket)
-        await self._round(
-            operation,
-            0,
-            step,
-            self._driver.run(
-                self._topology,
-                memory,
-                key,
-                combine=ADD,
-                reduction=Reduction.MEAN,
-                weight=weight,
-            ),
-        )
+        work = self._run(memory, key, ADD, Reduction.MEAN, weight)
+        await self._round(operation, 0, step, work)
 
     async def seal(self, step: int, attempt: int = 0) -> None:
         operation = f"seal ({self.topology})"
@@ -197,21 +216,27 @@ class MeshGroup(Group):
             raise ConfigError(f"a mean of {memory.dtype.name} elements does not exist")
         if mean and combine is not ADD:
             raise ConfigError(f"a mean needs ADD, not {combine.name}")
-        await self._collective(
-            f"all_reduce {name!r} ({self.topology})",
-            name,
-            self._topology,
-            memory,
-            combine,
-            Reduction.MEAN if mean else Reduction.SUM if combine is ADD else Reduction.NONE,
-        )
+        reduction = Reduction.MEAN if mean else Reduction.SUM
+        if combine is not ADD:
+            reduction = Reduction.NONE
+        # What the group has not allocated may come and go, and sharing it costs more than it gains.
+        own = any(memory is each for each in self._memories)
+        against = "" if own else "its memory was not allocated by the group"
+
+        async def run(key: RoundKey) -> None:
+            await self._run(memory, key, combine, reduction, against=against)
+
+        await self._collective(f"all_reduce {name!r} ({self.topology})", name, run)
 
     async def broadcast(self, memory: BucketMemory, *, root: int = 0, name: str) -> None:
         if not 0 <= root < self.size:
             raise ConfigError(f"root {root} is not a rank from 0 to {self.size - 1}")
-        await self._collective(
-            f"broadcast {name!r}", name, Broadcast(root), memory, ADD, Reduction.NONE
-        )
+        topology = Broadcast(root)
+
+        async def run(key: RoundKey) -> None:
+            await self._driver.run(topology, memory, key, combine=ADD, reduction=Reduction.NONE)
+
+        await self._collective(f"broadcast {name!r}", name, run)
 
     async def all_gather(self, payload: bytes, *, name: str) -> list[bytes]:
         self._check(f"all_gather {name!r}", None)
@@ -320,23 +345,40 @@ class MeshGroup(Group):
         finally:
             del self._running[token]
 
-    async def _collective(
+    async def _run(
         self,
-        operation: str,
-        name: str,
-        topology: Topology,
         memory: BucketMemory,
+        key: RoundKey,
         combine: Combine,
         reduction: Reduction,
+        weight: float = 1.0,
+        against: str = "",
+    ) -> None:
+        """Run a round of the group's topology in shared memory, or else over the channels."""
+        topology = self._topology
+        if not await self._sharing.run(
+            topology,
+            memory,
+            key,
+            combine=combine,
+            reduction=reduction,
+            weight=weight,
+            against=against,
+        ):
+            await self._driver.run(
+                topology, memory, key, combine=combine, reduction=reduction, weight=weight
+            )
+
+    async def _collective(
+        self, operation: str, name: str, run: Callable[[RoundKey], Awaitable[None]]
     ) -> None:
         self._check(operation, None)
         stream = self._stream(_name(name))
         count = self._made.get(stream, 0)
         self._made[stream] = count + 1
         key = RoundKey(self.view.number, stream, count, 0, 0)
-        run = self._driver.run(topology, memory, key, combine=combine, reduction=reduction)
         try:
-            await self._round(operation, stream, count, run)
+            await self._round(operation, stream, count, run(key))
         finally:
             self._departures.over(stream, count + 1)
 
@@ -361,6 +403,7 @@ class MeshGroup(Group):
             return
         self._failure = failure
         self._steps.freeze(str(failure))
+        self._sharing.abort(failure)
         self._driver.abort(failure)
         self._gathers.fail(lambda operation: self._told(operation, None))
         if self._sealing is not None and not self._sealing.done():
@@ -429,6 +472,7 @@ class MeshGroup(Group):
             self._sealing.set_exception(SessionError("seal: this node has left the run"))
         channels = [channel for channel in self._channels if channel is not None]
         try:
+            self._sharing.close()
             await self._driver.close()
             if error is None and self._failure is None:
                 await self._departures.wait(RELEASE_S)

@@ -8,6 +8,8 @@ while it does; the event loop only starts rounds and hears of their end.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import os
 import queue
 import threading
@@ -16,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from p2pdpt.errors import (
     ChannelClosedError,
+    P2PError,
     PeerFailedError,
+    SessionError,
     TopologyError,
     UnavailableError,
 )
@@ -32,8 +36,10 @@ if TYPE_CHECKING:
     from p2pdpt.runtime.drivers.asyncio_driver import RoundKey
     from p2pdpt.topology import Combine, Topology
 
-__all__ = ["NativeDriver"]
+__all__ = ["NativeDriver", "unavailable"]
 
+ABI: Final = 2
+"""The declarations this module calls; see ``executor.h``."""
 SEGMENT: Final = 1 << 15
 """Elements folded between two looks at the other ranks."""
 SPINS: Final = 3000
@@ -43,38 +49,65 @@ YIELDS: Final = 20
 
 @dataclass(eq=False)
 class _Job:
-    """A round that the executor runs."""
+    """A round that the executor runs; `superseded` if its bucket is being shared anew.
+
+    The result of `future` is the error that ended the round, if any: one error ends many rounds,
+    and raising it would let it keep what the frames of each refer to.
+    """
 
     attached: SharedBucket
     topology: Topology
     bucket: Bucket
     reduction: Reduction
-    future: asyncio.Future[None]
+    future: asyncio.Future[BaseException | None]
     loop: asyncio.AbstractEventLoop
     program: Program
     round: Any
     expected: Any
     cancelled: bool = False
+    superseded: bool = False
+
+
+def unavailable() -> str:
+    """Return why rounds cannot be replayed in this process, or an empty text."""
+    if os.environ.get("P2PDPT_NATIVE") == "off":
+        return "the compiled module is switched off (P2PDPT_NATIVE=off)"
+    try:
+        from p2pdpt import _native
+    except ImportError as error:
+        return f"the compiled module is missing: {error}"
+    found = getattr(_native.lib, "P2PDPT_EXECUTOR_ABI", None)
+    if found != ABI:
+        return f"the compiled module is stale ({found} instead of {ABI}); build it again"
+    return ""
 
 
 class NativeDriver:
-    """Runs the rounds of one member whose peers are all on its host."""
+    """Runs the rounds of one member whose peers are all on its host.
+
+    Attributes:
+        bytes_read: what complete rounds have read of the others' memory.
+        bytes_lent: what the others have read of this member's, by the plans.
+    """
 
     def __init__(self, *, rank: int, size: int, share: Share, facts: Facts | None = None) -> None:
         """Prepare; nothing is shared before ``open``.
 
         Raises:
-            UnavailableError: the compiled module is missing; the text says what to do.
+            UnavailableError: the compiled module cannot be used; the text says why.
         """
-        try:
-            from p2pdpt import _native
-        except ImportError as error:
-            raise UnavailableError(f"the compiled executor is missing: {error}") from error
+        if reason := unavailable():
+            raise UnavailableError(reason)
+        from p2pdpt import _native
+
         self._ffi: Any = _native.ffi
         self._lib: Any = _native.lib
         self.rank, self.size = rank, size
         self.facts = facts or Facts()
-        self._buckets = SharedBuckets(rank, size, share, self._ffi)
+        self.bytes_read = self.bytes_lent = 0
+        self._buckets = SharedBuckets(rank, size, share, _native)
+        self._busy: set[tuple[int, int]] = set()
+        self._rounds: dict[str, _Job] = {}
         self._plans: dict[tuple[object, ...], Plan | Unplannable] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -111,9 +144,15 @@ class NativeDriver:
     def reason_against(
         self, topology: Topology, memory: BucketMemory, combine: Combine, reduction: Reduction
     ) -> str:
-        """Return why a round cannot be replayed here, or an empty text; equal on all members."""
+        """Return why a round cannot be replayed here, or an empty text; equal on all members.
+
+        Raises:
+            TopologyError: the topology broke a rule, or raised something itself.
+        """
         if memory.in_place:
             return "its bucket is in place"
+        if not all(area.sealed for area in memory.areas):
+            return "its memory cannot be shared read-only"
         if not topology.static:
             return "it is not static"
         plan = self._plan(topology, _bucket(memory, combine), memory, reduction, fuse=True)
@@ -128,24 +167,62 @@ class NativeDriver:
         combine: Combine,
         reduction: Reduction,
         weight: float = 1.0,
+        against: str = "",
     ) -> None:
         """Run one round; see :meth:`p2pdpt.runtime.drivers.AsyncioDriver.run`.
 
-        A bucket number keeps its memory for the life of the driver.
+        A bucket that comes with the same memory as before costs nothing but the round; with
+        other memory it is shared anew.
+
+        Args:
+            against: a reason of the caller's not to run it here.
 
         Raises:
             PeerFailedError: whatever ``abort`` was given.
-            ConfigError: the bucket number came with other memory than before.
-            Unplannable: ask ``reason_against`` first.
-        Cancellation returns when the executor has let go of the round; the bucket cannot be
-        exchanged any more.
+            Unplannable: a member has a reason against it (``reason_against``): all raise this,
+                and are to use another driver.
+            SessionError: a round of this bucket is running.
+            TopologyError: another member's bucket has another type or length.
+        Cancellation returns when the executor has let go of the round.
         """
         if self._error is not None:
             raise self._named(self._error, topology, key)
-        attached = await self._buckets.get(memory, key.bucket)
-        if attached.broken:
-            raise TopologyError(f"bucket {key.bucket} cannot be used: {attached.broken}")
+        place = (key.stream, key.bucket)
+        if place in self._busy:
+            raise SessionError(f"bucket {key.bucket} is being exchanged already")
+        against = against or self.reason_against(topology, memory, combine, reduction)
+        self._busy.add(place)
         bucket = _bucket(memory, combine)
+        # A member that shares the bucket anew does so under the name of the round, which others
+        # may have begun with the memory of before: they leave it, and begin again.
+        if key.stream:
+            name = f"collective {key.stream:08x}, call {key.step}"
+        else:
+            name = f"bucket {key.bucket}, step {key.step}, attempt {key.attempt}"
+        try:
+            while True:
+                attached = await self._buckets.get(memory, place, name, against)
+                if attached.against:
+                    raise Unplannable(attached.against)
+                if await self._replay(attached, topology, bucket, reduction, name, weight):
+                    return
+        except PeerFailedError as error:
+            raise self._named(error, topology, key) from error.__cause__
+        finally:
+            self._busy.discard(place)
+
+    async def _replay(
+        self,
+        attached: SharedBucket,
+        topology: Topology,
+        bucket: Bucket,
+        reduction: Reduction,
+        name: str,
+        weight: float,
+    ) -> bool:
+        """Run one round to its end; False if its bucket must be shared anew."""
+        if self._error is not None:
+            raise _again(self._error)
         program = self._program(attached, topology, bucket, reduction, fuse=True)
         loop = asyncio.get_running_loop()
         ffi = self._ffi
@@ -171,26 +248,46 @@ class NativeDriver:
                 "number": attached.number,
                 "size": self.size,
                 "rank": self.rank,
-                "dtype": memory.dtype.code,
+                "dtype": attached.memory.dtype.code,
             },
         )
         self._load(job, program)
         self._lib.p2pdpt_enter(self._executor, attached.line, attached.number, weight)
         self._start()
+        self._rounds[name] = job
         self._jobs.put(job)
         self._rouse()
         try:
-            await asyncio.shield(job.future)
+            error = await asyncio.shield(job.future)
         except asyncio.CancelledError:
-            job.cancelled = True
-            attached.broken = "an exchange of it was cancelled"
-            self._rouse()
-            await asyncio.wait([job.future])
-            if not job.future.cancelled():
-                job.future.exception()
+            attached.broken = True
+            await self._let_go(job)
             raise
-        except BaseException as error:
-            raise self._named(error, topology, key) from error.__cause__
+        finally:
+            del self._rounds[name]
+        attached.broken = job.superseded or error is not None
+        if error is not None:
+            raise _again(error) from error.__cause__
+        if job.superseded:
+            return False
+        self.bytes_read += job.program.bytes_read
+        self.bytes_lent += job.program.bytes_lent
+        return True
+
+    async def _let_go(self, job: _Job) -> None:
+        """Return when the executor does not touch a round any more, however often cancelled."""
+        job.cancelled = True
+        self._rouse()
+        while not job.future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([job.future])
+
+    def announced(self, name: str) -> None:
+        """Note that another member shares under `name`; see ``HostDoor.on_announced``."""
+        if self._buckets.announced(name) and name in self._rounds:
+            job = self._rounds[name]
+            job.superseded = job.cancelled = True
+            self._rouse()
 
     def abort(self, error: BaseException) -> None:
         """Make every running and every later round raise `error`; back within milliseconds."""
@@ -237,6 +334,10 @@ class NativeDriver:
                     found = Unplannable(f"a fold has more than {MOST_SOURCES} sources")
             except Unplannable as error:
                 found = error
+            except P2PError:
+                raise
+            except Exception as error:
+                raise TopologyError(f"{topology.describe()} raised {error!r}") from error
             self._plans[key] = found
         return found
 
@@ -282,9 +383,21 @@ class NativeDriver:
         self._lib.p2pdpt_rouse(self._executor)
 
     def _work(self) -> None:
-        """Run rounds until told to end; holds no lock while the executor does."""
-        lib = self._lib
+        """Run rounds until told to end; whatever goes wrong, nobody waits for ever."""
         active: list[_Job] = []
+        try:
+            self._replay_all(active)
+        except BaseException as error:
+            if self._error is None:
+                self._error = error
+            for each in active:
+                _settle(each, self._error)
+            while (job := self._jobs.get()) is not None:
+                _settle(job, self._error)
+
+    def _replay_all(self, active: list[_Job]) -> None:
+        """Replay what comes; holds no lock while the executor does."""
+        lib = self._lib
         which = self._ffi.new("uint32_t *")
         rounds = self._ffi.new("p2pdpt_round *[]", 1)
         while True:
@@ -336,21 +449,25 @@ class NativeDriver:
     def _named(self, error: BaseException, topology: Topology, key: RoundKey) -> BaseException:
         if isinstance(error, PeerFailedError):
             return error.during(
-                f"exchange of bucket {key.bucket} ({topology.describe()})", key.step
+                f"exchange of bucket {key.bucket} ({topology.describe()})",
+                key.step if key.stream == 0 else None,
             )
-        return error
+        return _again(error)
+
+
+def _again(error: BaseException) -> BaseException:
+    """Return a copy to raise, which refers to no frame of others."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again
 
 
 def _settle(job: _Job, error: BaseException | None) -> None:
     """Tell the event loop that a round has ended."""
 
     def settle() -> None:
-        if job.future.done():
-            return
-        if error is None:
-            job.future.set_result(None)
-        else:
-            job.future.set_exception(error)
+        if not job.future.done():
+            job.future.set_result(error)
 
     try:
         job.loop.call_soon_threadsafe(settle)

@@ -26,6 +26,8 @@ class Program:
     Attributes:
         steps, count, totals: what a ``p2pdpt_round`` points to.
         weights: of the ranks, for which the steps multiply and divide.
+        bytes_read: what this rank reads of others' memory in a round.
+        bytes_lent: what others read of its memory.
     """
 
     plan: Plan
@@ -34,6 +36,8 @@ class Program:
     count: int
     totals: Any
     weights: list[float]
+    bytes_read: int
+    bytes_lent: int
     _null: Any
     _keep: list[tuple[Any, Any, Any, Any]]
 
@@ -91,6 +95,21 @@ def compile_plan(
         step.combine, step.out_wide = int(fold.combine), fold.area == WIDE
         step.shared = fold.shared
     totals = ffi.new("uint64_t[]", list(plan.totals))
-    program = Program(plan, rank, steps, len(folds), totals, [], ffi.NULL, keep)
+    read, lent = _traffic(plan, rank, dtype)
+    program = Program(plan, rank, steps, len(folds), totals, [], read, lent, ffi.NULL, keep)
     program.weigh([1.0] * len(plan.folds))
     return program
+
+
+def _traffic(plan: Plan, rank: int, dtype: DType) -> tuple[int, int]:
+    """Return how many bytes one rank reads of others' memory in a round, and they of its."""
+    read = lent = 0
+    for reader, folds in enumerate(plan.folds):
+        for fold in folds:
+            for source in fold.sources:
+                width = 4 if source.area == WIDE else dtype.itemsize
+                if reader == rank != source.rank:
+                    read += fold.length * width
+                elif source.rank == rank != reader:
+                    lent += fold.length * width
+    return read, lent
