@@ -115,7 +115,9 @@ def allreduce(
 @bench.command()
 @click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 64), metavar="N")
 @click.option("--size", default="100M", show_default=True, metavar="BYTES", help="Of each sum.")
-@click.option("--repeat", default=20, show_default=True, type=click.IntRange(1), metavar="N")
+@click.option(
+    "--seconds", default=10.0, show_default=True, type=click.FloatRange(0.01), metavar="S"
+)
 @click.option("--train/--no-train", default=True, help="Train a network in a thread beside it.")
 @click.option("--topology", default="ring", show_default=True, metavar="NAME")
 @click.option(
@@ -127,7 +129,7 @@ def allreduce(
 )
 @debug_option
 def lag(
-    nodes: int, size: str, repeat: int, train: bool, topology: str, json_file: Path | None
+    nodes: int, size: str, seconds: float, train: bool, topology: str, json_file: Path | None
 ) -> None:
     """Time how late each node's event loop wakes while it sums and trains."""
     from p2pdpt.cli.bench_lag import Lag, LagTask
@@ -138,7 +140,7 @@ def lag(
         nbytes = parse_size(size)
     except ValueError as error:
         raise click.BadParameter(f"{error}; write for instance 100M") from None
-    task = LagTask(nbytes - nbytes % 4, repeat, train)
+    task = LagTask(nbytes - nbytes % 4, seconds, train)
     rows = _run(task, nodes, topology, module="p2pdpt.cli.bench_lag", kind=Lag)
     Output(1).lines(*_lag_table(rows))
     if json_file is not None:

@@ -29,12 +29,12 @@ class LagTask(msgspec.Struct, frozen=True):
 
     Attributes:
         nbytes: of float32 to sum.
-        repeat: how often.
+        seconds: how long, about.
         train: whether a thread trains a small network beside it.
     """
 
     nbytes: int
-    repeat: int
+    seconds: float
     train: bool = True
 
 
@@ -75,6 +75,10 @@ class _Training:
         self._thread = threading.Thread(target=self._train, name="bench-training")
 
     def start(self) -> None:
+        # Importing torch holds the interpreter for long, which is not what is measured.
+        import torch
+
+        torch.set_num_threads(1)
         self._thread.start()
 
     def stop(self) -> None:
@@ -85,7 +89,6 @@ class _Training:
         import torch
         from torch import nn
 
-        torch.set_num_threads(1)
         model = nn.Sequential(
             nn.Conv2d(1, 32, 3),
             nn.ReLU(),
@@ -120,8 +123,16 @@ async def _work(task: LagTask) -> None:
         group = await node.join(RunConfig(**environ.run))
         memory = group.allocate(dtype_named("float32"), task.nbytes // 4)
         memory.mine.fill(1)
-        await group.exchange(memory, step=0, bucket=0)
-        await group.seal(0)
+        took = 0.0
+        for step in range(2):
+            start = time.perf_counter()
+            await group.exchange(memory, step=step, bucket=0)
+            await group.seal(step)
+            took = time.perf_counter() - start
+        payload = json.dumps(took).encode()
+        slowest = max(json.loads(each) for each in await group.all_gather(payload, name="bench"))
+        # All members sum equally often.
+        repeat = max(3, int(task.seconds / max(slowest, 1e-4)))
         training = _Training()
         if task.train:
             training.start()
@@ -129,7 +140,7 @@ async def _work(task: LagTask) -> None:
         stop = asyncio.Event()
         sampling = asyncio.ensure_future(_sample(late, stop))
         start = time.perf_counter()
-        for step in range(1, task.repeat + 1):
+        for step in range(2, repeat + 2):
             await group.exchange(memory, step=step, bucket=0)
             await group.seal(step)
         seconds = time.perf_counter() - start
@@ -145,7 +156,7 @@ async def _work(task: LagTask) -> None:
             p99_s=percentile(late, 0.99),
             worst_s=late[-1],
             samples=len(late),
-            reductions=task.repeat,
+            reductions=repeat,
             seconds=seconds,
             training_steps=training.steps,
         )

@@ -19,7 +19,7 @@ def test_percentiles() -> None:
 def test_a_short_one(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     code, out, err = command(
-        *("bench", "lag", "--nodes", "2", "--size", "1M", "--repeat", "5", "--no-train"),
+        *("bench", "lag", "--nodes", "2", "--size", "1M", "--seconds", "0.1", "--no-train"),
         *("--json", str(file)),
     )
     assert code == 0, err
@@ -27,10 +27,8 @@ def test_a_short_one(command: Command, tmp_path: Path) -> None:
         "node over median p99 worst samples sums training steps".split()
     )
     rows = json.loads(file.read_text())["rows"]
-    assert [(row["name"], row["reductions"], row["training_steps"]) for row in rows] == [
-        ("node0", 5, 0),
-        ("node1", 5, 0),
-    ]
+    assert [(row["name"], row["training_steps"]) for row in rows] == [("node0", 0), ("node1", 0)]
+    assert rows[0]["reductions"] == rows[1]["reductions"] >= 3
     for row in rows:
         assert 0 <= row["median_s"] <= row["p99_s"] <= row["worst_s"]
 
