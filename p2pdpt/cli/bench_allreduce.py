@@ -7,6 +7,7 @@ machine does falls on all of them alike. A repetition takes as long as its slowe
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import resource
@@ -54,7 +55,7 @@ class Row(msgspec.Struct, frozen=True):
     Attributes:
         nodes: how many took part.
         bytes: of each node's contribution.
-        method: ``gloo``, or the name of our transport.
+        method: ``gloo``, or the name of our transport; ``shm`` is our own memory, out of place.
         median_s: seconds of one all-reduce, of the slowest member.
         ratio_to_gloo: how many times faster than gloo, in medians; above 1 is faster.
         cpu_s: processor seconds of one all-reduce, over all members.
@@ -223,14 +224,26 @@ async def _work(task: Task) -> None:
     environ = read_environ(os.environ)
     config = NodeConfig(**environ.node)
     float32 = dtype_named("float32")
-    async with Node(config) as node:
-        group = await node.join(RunConfig(**environ.run))
+    run = RunConfig(**environ.run)
+    # One run for each transport, by the same members.
+    over_tcp = dataclasses.replace(config, transports=("tcp",))
+    sharing = dataclasses.replace(run, run=f"{run.run}-shm")
+    async with Node(over_tcp) as first, Node(config) as second:
+        group, shared = await asyncio.gather(first.join(run), second.join(sharing))
+        ours = [group]
+        if shared.transport == "shm":
+            ours.insert(0, shared)
+        elif group.rank == 0 and group.size > 1:
+            print(f"no shared memory: {shared.unshared}", file=sys.stderr, flush=True)
         if "gloo" in task.against:
             await _start_gloo(group)
         for nbytes in task.sizes:
             length = nbytes // float32.itemsize
-            memory = group.allocate(float32, length)
-            methods = [_ours(group, config.transports[0], memory)]
+            memories = [each.allocate(float32, length) for each in ours]
+            methods = [
+                _ours(each, each.transport or "tcp", memory)
+                for each, memory in zip(ours, memories, strict=True)
+            ]
             if "gloo" in task.against:
                 methods.insert(0, _gloo(group, length))
             rows = await measure(group, methods, nbytes, task.repeat)
@@ -238,8 +251,9 @@ async def _work(task: Task) -> None:
                 for row in rows:
                     print(msgspec.json.encode(row).decode(), flush=True)
             methods.clear()
-            memory.close()
-        await group.leave()
+            for memory in memories:
+                memory.close()
+        await asyncio.gather(group.leave(), shared.leave())
     if "gloo" in task.against:
         import torch.distributed as dist
 

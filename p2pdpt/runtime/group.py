@@ -151,6 +151,11 @@ class MeshGroup(Group):
         return ", ".join(sorted(names))
 
     @property
+    def unshared(self) -> str:
+        """Why the members do not share memory, in words; empty if they do."""
+        return self._sharing.reason
+
+    @property
     def counters(self) -> GroupCounters:
         sent, received, messages_sent, messages_received = self._mesh.counters()
         for channel in self._channels:
