@@ -20,9 +20,19 @@ from p2pdpt.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ENVIRONMENT", "Environ", "NodeConfig", "RunConfig", "read_environ", "read_secret"]
+__all__ = [
+    "ENVIRONMENT",
+    "SHARED",
+    "Environ",
+    "NodeConfig",
+    "RunConfig",
+    "read_environ",
+    "read_secret",
+]
 
 _N = TypeVar("_N", int, float)
+SHARED: Final = "shm"
+"""What memory shared on one host is called among the transports."""
 NAME_LENGTH: Final = 64
 """The longest name of a node, a run or a cluster, in characters."""
 SECRET_BYTES: Final = 16

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from p2pdpt.address import parse_address
-from p2pdpt.config import ENVIRONMENT, Environ, NodeConfig, RunConfig, read_environ
+from p2pdpt.config import ENVIRONMENT, SHARED, Environ, NodeConfig, RunConfig, read_environ
 from p2pdpt.errors import ConfigError
 
 __all__ = ["as_environment", "configs", "network_options", "run_options"]
@@ -33,6 +33,10 @@ def _together(*options: Callable[[Any], Any]) -> Callable[[_F], _F]:
     return decorate
 
 
+def _names(_: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
 network_options = _together(
     click.option(
         "--join", multiple=True, metavar="HOST:PORT",
@@ -48,6 +52,11 @@ network_options = _together(
         "--secret-file", metavar="FILE", help="Holds what the cluster's nodes share; mode 0600."
     ),
     click.option("--cluster", metavar="NAME", help="Nodes of other clusters are refused."),
+    click.option(
+        "--transport", "transports", callback=_names, metavar="LIST",
+        help="What may carry the gradients: shm (memory shared on one host), tcp, or shm,tcp (the "
+        "default); shm alone fails where it cannot be used.",
+    ),
     click.option(
         "--patience", type=float, metavar="SECONDS",
         help="Silence after which a peer counts as dead.",
@@ -110,13 +119,16 @@ def configs(environment: Mapping[str, str]) -> tuple[NodeConfig, RunConfig, Envi
 
     Raises:
         ConfigError: a value is wrong, or the secret cannot be read.
-        PluginError: there is no such topology.
+        PluginError: there is no such topology or transport.
     """
-    from p2pdpt.registry import create_topology
+    from p2pdpt.registry import create_topology, load_transport
 
     environ = read_environ(environment)
     node, run = NodeConfig(**environ.node), RunConfig(**environ.run)
     parse_address(node.listen, what="listen")
     node.read_secret()
     create_topology(run.topology)
+    for name in node.transports:
+        if name != SHARED:
+            load_transport(name)
     return node, run, environ

@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import p2pdpt.kernels
+from p2pdpt.config import SHARED
 from p2pdpt.errors import (
     ChannelClosedError,
     ConfigError,
@@ -28,7 +29,7 @@ from p2pdpt.runtime.departures import Departures
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
 from p2pdpt.runtime.gathers import Gathers
-from p2pdpt.runtime.shared_memory import SHARED, SharedMemory
+from p2pdpt.runtime.shared_memory import SharedMemory
 from p2pdpt.topology import ADD
 
 if TYPE_CHECKING:

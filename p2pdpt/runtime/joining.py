@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from p2pdpt import registry
+from p2pdpt.config import SHARED
 from p2pdpt.errors import (
     FrameError,
     GroupError,
@@ -38,7 +39,6 @@ from p2pdpt.protocol.messages import (
 from p2pdpt.protocol.view import Member, View
 from p2pdpt.runtime.group import MeshGroup
 from p2pdpt.runtime.mesh import Mesh
-from p2pdpt.runtime.shared_memory import SHARED
 from p2pdpt.topology import Facts
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from p2pdpt.config import SHARED
 from p2pdpt.dtypes import DTYPES
 from p2pdpt.errors import P2PError, UnavailableError
 from p2pdpt.memory import allocate
@@ -26,12 +27,10 @@ if TYPE_CHECKING:
     from p2pdpt.runtime.drivers.asyncio_driver import RoundKey
     from p2pdpt.topology import Combine, Topology
 
-__all__ = ["SHARED", "SharedMemory"]
+__all__ = ["SharedMemory"]
 
 logger = logging.getLogger(__name__)
 
-SHARED: Final = "shm"
-"""What people call it among the transports."""
 _NAME: Final = "p2pdpt shared memory"
 
 

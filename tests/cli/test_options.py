@@ -15,8 +15,10 @@ def test_what_is_not_given_sets_nothing() -> None:
 
 def test_flags_become_variables() -> None:
     flags = {"run": "r", "join": ("a:1", "b:2"), "seed": 0, "patience": 2.5, "secret_file": "s"}
+    flags["transports"] = ("shm", "tcp")
     assert as_environment(flags, {}) == {
         "P2PDPT_RUN": "r",
+        "P2PDPT_TRANSPORT": "shm,tcp",
         "P2PDPT_JOIN": "a:1,b:2",
         "P2PDPT_SEED": "0",
         "P2PDPT_PATIENCE": "2.5",
@@ -61,3 +63,5 @@ def test_what_would_fail_later_fails_now(tmp_path: Path) -> None:
         configs({"P2PDPT_SECRET_FILE": str(secret)})
     with pytest.raises(PluginError, match="there is no topology called 'torus'"):
         configs({"P2PDPT_TOPOLOGY": "torus"})
+    with pytest.raises(PluginError, match="there is no transport called 'pigeon'"):
+        configs({"P2PDPT_TRANSPORT": "shm,pigeon"})
