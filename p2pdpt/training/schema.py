@@ -138,12 +138,10 @@ def differences(schemas: Mapping[str, Schema], limit: int = LIMIT) -> list[str]:
         schemas: by node name, in rank order.
     Equal schemas give an empty list.
     """
-    lines = [
-        *_setting_differences({node: schema.settings for node, schema in schemas.items()}),
-        *_entry_differences(schemas),
-    ]
-    if not lines:
-        lines = _order_differences(schemas)
+    settings = _setting_differences({node: schema.settings for node, schema in schemas.items()})
+    entries = _entry_differences(schemas)
+    # Parameters in another order come to an optimizer in another order, too: the cause first.
+    lines = [*settings, *entries] if entries else [*_order_differences(schemas), *settings]
     if len(lines) > limit:
         lines = [*lines[: limit - 1], f"and {len(lines) - limit + 1} more differences"]
     return lines

@@ -87,6 +87,16 @@ def test_another_order_is_named() -> None:
     assert line.endswith("(a.weight on node0 vs b.weight on node1)")
 
 
+def test_another_order_comes_before_what_follows_from_it() -> None:
+    def two(first: str, second: str) -> Schema:
+        model = nn.ModuleDict({first: nn.Linear(8, 8), second: nn.Linear(8, 8)})
+        return schema_of([model], {"optimizer 0": f"SGD of 4 parameters ({first})"})
+
+    order, settings = differences({"node0": two("a", "b"), "node1": two("b", "a")})
+    assert order.startswith("parameter order differs at index 0: a.weight vs b.weight")
+    assert settings.startswith("optimizer 0: ")
+
+
 def test_settings_that_differ() -> None:
     one, two = (schema_of([mlp()], {"bucket_mb": size}) for size in ("25", "10"))
     assert differences({"a": one, "b": two}) == ["bucket_mb: 25 on a vs 10 on b"]
