@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,13 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdpt import kernels
-from p2pdpt.channel import Channel, PeerInfo
+from p2pdpt.channel import Channel, Door, PeerInfo, Stream
 from p2pdpt.dtypes import DTYPES
-from p2pdpt.errors import HazardError, PeerFailedError, TopologyError
+from p2pdpt.errors import HazardError, MismatchError, PeerFailedError, TopologyError
 from p2pdpt.memory import BucketMemory, allocate
+from p2pdpt.protocol import sending, tasks
+from p2pdpt.runtime.drivers import round_memory
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
+from p2pdpt.testing.chaos_transport import ChaosTransport
 from p2pdpt.testing.loopback_door import LoopbackDoor
+from p2pdpt.testing.memory_transport import MemoryTransport
+from p2pdpt.testing.programs import Scripted
+from p2pdpt.testing.random_programs import random_program
+from p2pdpt.testing.reference import run_reference
 from p2pdpt.testing.simulator import simulate
 from p2pdpt.testing.topology_kit import pattern
 from p2pdpt.topology import ADD, ANY, Bucket, Links, Message, Recv, Region, Send, Topology
@@ -339,3 +348,231 @@ async def test_stuck_rounds_say_what_they_wait_for() -> None:
         ]
         job.cancel()
         await asyncio.wait([job])
+
+
+# Random programs over channels that delay and reorder.
+
+
+class Nameplate(Door):
+    """All that the memory transport wants of a door."""
+
+    def __init__(self, name: str) -> None:
+        self.me = PeerInfo(name.encode().hex()[:16].zfill(16), name)
+
+    def serve(self, kind: str, accept: Any) -> None:
+        raise NotImplementedError
+
+    def close(self, kind: str) -> None:
+        raise NotImplementedError
+
+    async def open(self, peer: PeerInfo, kind: str) -> Stream:
+        raise NotImplementedError
+
+
+@asynccontextmanager
+async def chaotic(size: int, seed: int, delay: int = 4) -> AsyncIterator[list[AsyncioDriver]]:
+    """Connect `size` drivers in memory, with frames of a few elements that overtake each other."""
+    rows: list[list[Channel | None]] = [[None] * size for _ in range(size)]
+    made, infos = [], []
+    for rank in range(size):
+        door = Nameplate(str(rank))
+        transport = ChaosTransport.around(MemoryTransport, seed=seed + rank, delay=delay)(door)
+
+        def accept(channel: Channel, rank: int = rank) -> None:
+            rows[rank][int(channel.peer.name)] = channel
+
+        listener = await transport.listen(accept)
+        made.append((transport, listener))
+        infos.append(PeerInfo(door.me.node_id, door.me.name, (), {"memory": listener.endpoint}))
+    for low in range(size):
+        for high in range(low + 1, size):
+            rows[low][high] = await made[low][0].connect(infos[high])
+    await asyncio.sleep(0)
+    drivers_ = [
+        AsyncioDriver(rank=rank, size=size, channels=rows[rank], kernels=kernels.default())
+        for rank in range(size)
+    ]
+    try:
+        yield drivers_
+    finally:
+        for driver in drivers_:
+            await driver.close()
+        for row in rows:
+            for channel in row:
+                if channel is not None:
+                    channel.abort()
+        for _, listener in made:
+            await listener.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+@contextmanager
+def tiny(window: int, frame: int) -> Iterator[None]:
+    """Make windows, segments, frames and eager messages a few elements long."""
+    with (
+        mock.patch.object(tasks, "WINDOW", window),
+        mock.patch.object(round_memory, "WINDOW", window),
+        mock.patch.object(tasks, "SEGMENT", window),
+        mock.patch.object(sending, "EAGER_LENGTH", window),
+        mock.patch.object(sending, "FRAME_BYTES", frame),
+    ):
+        yield
+
+
+def same_bits(found: Any, expected: Any) -> None:
+    """Compare bits; of a NaN only that it is one."""
+    nans = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(found), nans)
+    np.testing.assert_array_equal(found[~nans].view(np.uint8), expected[~nans].view(np.uint8))
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(1, 4),
+    length=st.sampled_from([1, 8, 40]),
+    window=st.sampled_from([1, 4, 64]),
+    frame=st.sampled_from([8, 20, 1 << 20]),
+    dtype=st.sampled_from(["float32", "float16", "float64"]),
+    in_place=st.booleans(),
+)
+def test_random_programs_and_their_replays(
+    seed: int, size: int, length: int, window: int, frame: int, dtype: str, in_place: bool
+) -> None:
+    chance = random.Random(seed)
+    program = random_program(chance, size, length)
+    topology = Scripted(program)
+
+    async def real() -> None:
+        async with chaotic(size, seed) as made:
+            memories = [filled(np.zeros(length), dtype, in_place) for _ in range(size)]
+            for step in range(3):
+                rng = np.random.default_rng([seed, step])
+                given_ = [rng.standard_normal(length).astype(dtype) for _ in range(size)]
+                weights = [chance.choice((0.0, 1.0, 1.0, 2.5)) for _ in range(size)]
+                try:
+                    expected = run_reference(program, given_, weights=weights)
+                except HazardError:
+                    # With these weights a kernel reads elements of different worth.
+                    continue
+                for memory, each in zip(memories, given_, strict=True):
+                    memory.mine[:] = each
+                async with asyncio.timeout(20):
+                    await run_all(made, topology, memories, key(step), weights)
+                for memory, wanted in zip(memories, expected, strict=True):
+                    same_bits(memory.result, wanted)
+            for memory in memories:
+                memory.close()
+
+    with tiny(window, frame), asyncio.Runner() as runner:
+        runner.run(real())
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(2, 4),
+    window=st.sampled_from([2, 8, 64]),
+    topology=st.sampled_from([Ring(), MapReduce(), None]),
+)
+def test_rounds_after_rounds_that_were_cancelled(
+    seed: int, size: int, window: int, topology: Topology | None
+) -> None:
+    """Cancelled at any turn, on some ranks earlier than on others, and replays as well."""
+    chance = random.Random(seed)
+    length = 60
+    program = random_program(chance, size, length)
+    chosen = topology or Scripted(program)
+    given_ = [pattern(rank, length) for rank in range(size)]
+    if topology is None:
+        expected = run_reference(program, given_)
+    else:
+        expected = simulate(topology, given_).results
+
+    async def real() -> None:
+        async with chaotic(size, seed) as made:
+            memories = [filled(each) for each in given_]
+            for step in range(6):
+                jobs = [
+                    asyncio.ensure_future(driver.run(chosen, memory, key(step)))
+                    for driver, memory in zip(made, memories, strict=True)
+                ]
+                async with asyncio.timeout(20):
+                    if step in (1, 2, 4):
+                        for job in chance.sample(jobs, size):
+                            for _ in range(chance.randrange(12)):
+                                await asyncio.sleep(0)
+                            job.cancel()
+                        await asyncio.wait(jobs)
+                        ended = [memory.result.copy() for memory in memories]
+                        for _ in range(10):
+                            await asyncio.sleep(0)
+                        for memory, mine, result in zip(memories, given_, ended, strict=True):
+                            np.testing.assert_array_equal(memory.mine, mine)
+                            same_bits(memory.result, result)
+                    else:
+                        await asyncio.gather(*jobs)
+                        for memory, wanted in zip(memories, expected, strict=True):
+                            same_bits(memory.result, wanted)
+            for memory in memories:
+                memory.close()
+
+    with tiny(window, 16), asyncio.Runner() as runner:
+        runner.run(real())
+
+
+async def test_a_mismatch_found_while_posting_ends_the_round() -> None:
+    """The sender's message is already here when the receive of another length is posted."""
+    async with drivers(2) as made:
+        memories = [filled(pattern(rank, 9)) for rank in range(2)]
+        sender = asyncio.ensure_future(made[1].run(Uneven(), memories[1], key()))
+        await asyncio.sleep(0.02)
+        with pytest.raises(MismatchError, match="has 5 elements at its sender and 4 here"):
+            await made[0].run(Uneven(), memories[0], key())
+        sender.cancel()
+        await asyncio.wait([sender])
+        fine = [filled(pattern(rank, 9)) for rank in range(2)]
+        await run_all(made, Ring(), fine, key(1))
+        np.testing.assert_array_equal(fine[0].result, (pattern(0, 9) + pattern(1, 9)) / 2)
+
+
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_channel_that_closed_before_the_round_names_the_peer(told: bool) -> None:
+    lost: list[int] = []
+
+    def on_lost(rank: int, error: Exception) -> None:
+        lost.append(rank)
+        made[1 - rank].abort(PeerFailedError(f"node{rank}", "somewhere", "it is gone"))
+
+    async with drivers(2, **({"on_lost": on_lost} if told else {})) as made:
+        channel = made[0].channels[1]
+        assert channel is not None
+        channel.abort()
+        await asyncio.sleep(0.02)
+        for driver in made:
+            with pytest.raises(PeerFailedError, match="it is gone" if told else "peer [01] at"):
+                await driver.run(Ring(), filled(pattern(0, 9)), key())
+        assert set(lost) == ({0, 1} if told else set())
+
+
+class Stubborn(Topology):
+    """Goes on awaiting after it was told to end, twice."""
+
+    async def exchange(self, links: Links, bucket: Bucket) -> None:
+        try:
+            await links.move(Recv(1 - links.rank, bucket.region))
+        except BaseException:
+            try:
+                await links.wait([])
+            except BaseException:
+                await links.wait([])
+
+
+async def test_a_plugin_cannot_keep_a_round_alive() -> None:
+    async with drivers(2) as made:
+        job = asyncio.ensure_future(made[0].run(Stubborn(), filled(pattern(0, 9)), key()))
+        await asyncio.sleep(0.01)
+        made[0].abort(PeerFailedError("node1", "somewhere", "it is gone"))
+        with pytest.raises(PeerFailedError, match="it is gone"):
+            await job
