@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import inspect
 import os
 import threading
@@ -106,8 +107,11 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Look for tasks after coroutine tests."""
+    """Look for tasks after coroutine tests; leave out what cannot run here."""
+    without_torch = importlib.util.find_spec("torch") is None
     for item in items:
+        if without_torch and item.get_closest_marker("needs_torch"):
+            item.add_marker(pytest.mark.skip(reason="torch is not installed"))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             # Second, so that the loop opens and closes between the two looks at the process.
             item.fixturenames.insert(item.fixturenames.index("_nothing_left") + 1, "_no_task_left")

@@ -50,6 +50,7 @@ def test_an_unknown_topology(command: Command) -> None:
     assert err == "p2pdpt: there is no topology called 'torus'; known: mapreduce, ring\n"
 
 
+@pytest.mark.needs_torch
 def test_a_small_one(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     code, out, err = command(

@@ -23,7 +23,7 @@ _COUNT = itertools.count()
 
 PROGRAM = """
 import asyncio, json, os, sys, time
-from p2pdpt import *
+from p2pdpt import ADD, Node, NodeConfig, P2PError
 from p2pdpt.dtypes import DTYPES
 CONFIG = json.loads(sys.argv[1])
 RUN, MIN, UVLOOP = CONFIG.pop("run"), CONFIG.pop("min_nodes"), CONFIG.pop("uvloop")
