@@ -14,12 +14,12 @@ no asyncio; everything here runs on, and is called from, one event loop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Awaitable, Callable
 
 __all__ = [
     "EAGER_BYTES",

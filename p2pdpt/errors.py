@@ -33,7 +33,10 @@ what to do. Nothing else reaches a user: no bare ``CancelledError``, ``KeyError`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "AddressInUseError",
