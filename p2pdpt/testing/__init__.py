@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from p2pdpt.testing.clocks import ManualClock
     from p2pdpt.testing.loopback_door import LoopbackDoor
     from p2pdpt.testing.memory_transport import MemoryTransport
-    from p2pdpt.testing.programs import Program, Scripted
-    from p2pdpt.testing.random_programs import random_program
+    from p2pdpt.testing.programs import AllReduce, Program, Scripted
+    from p2pdpt.testing.random_programs import random_all_reduce, random_program
     from p2pdpt.testing.reference import run_reference
     from p2pdpt.testing.simulator import Network, Outcome, Simulation, simulate
     from p2pdpt.testing.topology_kit import TopologyKit, pattern
     from p2pdpt.testing.transport_kit import TransportKit
 
 __all__ = [
+    "AllReduce",
     "ChaosTransport",
     "LoopbackDoor",
     "ManualClock",
@@ -34,12 +35,14 @@ __all__ = [
     "TopologyKit",
     "TransportKit",
     "pattern",
+    "random_all_reduce",
     "random_program",
     "run_reference",
     "simulate",
 ]
 
 _MODULES = {
+    "AllReduce": "programs",
     "ChaosTransport": "chaos_transport",
     "LoopbackDoor": "loopback_door",
     "ManualClock": "clocks",
@@ -52,6 +55,7 @@ _MODULES = {
     "TopologyKit": "topology_kit",
     "TransportKit": "transport_kit",
     "pattern": "topology_kit",
+    "random_all_reduce": "random_programs",
     "random_program": "random_programs",
     "run_reference": "reference",
     "simulate": "simulator",

@@ -23,7 +23,7 @@ from p2pdpt.topology import Operation, Region, Send, Topology
 if TYPE_CHECKING:
     from p2pdpt.topology import Bucket, Links
 
-__all__ = ["Local", "Program", "Scripted", "Move", "check", "thrice", "touched"]
+__all__ = ["AllReduce", "Local", "Move", "Program", "Scripted", "check", "thrice", "touched"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,13 @@ class Scripted(Topology):
                 await links.local(thrice, move.src, move.dst)
             else:
                 await links.move(*move)
+
+
+@dataclass(frozen=True)
+class AllReduce(Scripted):
+    """Issues a program after which every rank holds every contribution once."""
+
+    agreement: ClassVar[Literal["exact", "eventual"]] = "exact"
 
 
 def thrice(dst: Any, src: Any) -> None:

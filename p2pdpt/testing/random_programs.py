@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from p2pdpt.testing.programs import Move
 
-__all__ = ["random_program"]
+__all__ = ["random_all_reduce", "random_program"]
 
 
 class _Maker:
@@ -191,6 +191,92 @@ def random_program(chance: random.Random, size: int, length: int, phases: int = 
         if program is not None:
             moves, found = changed, program
     return found
+
+
+def random_all_reduce(chance: random.Random, size: int, length: int) -> Program:
+    """Make a program for :class:`~p2pdpt.testing.programs.AllReduce`.
+
+    Each of some chunks is added up along a tree of its own, in an order of its own, by ranks
+    whose contribution is inside or was given away; then it spreads along another tree. The
+    chunks' operations are interleaved, and share moves where nothing changes by it.
+
+    Args:
+        chance: decides.
+        size: ranks.
+        length: elements of the bucket.
+    """
+    cuts = sorted(chance.randint(0, length) for _ in range(chance.randint(0, 3)))
+    queues = [
+        _tree(chance, size, Region(start, stop))
+        for start, stop in zip([0, *cuts], [*cuts, length], strict=True)
+    ]
+    moves: list[list[Move]] = [[] for _ in range(size)]
+    while any(queues):
+        queue = chance.choice([queue for queue in queues if queue])
+        for rank, operations in queue.pop(0).items():
+            moves[rank].append(operations)
+    found = Program(length, (), tuple(tuple(each) for each in moves))
+    check(found)
+    for _ in range(4 * size):
+        rank = chance.randrange(size)
+        joined = _joined(chance, list(found.moves[rank]))
+        changed = Program(
+            length, (), (*found.moves[:rank], tuple(joined), *found.moves[rank + 1 :])
+        )
+        try:
+            check(changed)
+        except (HazardError, DeadlockError):
+            continue
+        found = changed
+    return found
+
+
+def _tree(
+    chance: random.Random, size: int, region: Region
+) -> list[dict[int, tuple[Operation, ...]]]:
+    """Return the phases that add up one chunk and spread it."""
+    phases: list[dict[int, tuple[Operation, ...]]] = []
+    holders, spent = list(range(size)), list[int]()
+    while len(holders) > 1:
+        group = chance.sample(holders, chance.randint(2, len(holders)))
+        to = chance.choice(spent if spent and chance.random() < 0.3 else group)
+        phase: dict[int, tuple[Operation, ...]] = {
+            rank: (Send(to, region),) for rank in group if rank != to
+        }
+        phase[to] = (Recv(chance.sample(group, len(group)), region, ADD),)
+        phases.append(phase)
+        spent = [rank for rank in (*spent, *group) if rank != to]
+        holders = [*(rank for rank in holders if rank not in group), to]
+    needing = [rank for rank in range(size) if rank not in holders]
+    while needing:
+        peer = chance.choice(holders)
+        group = chance.sample(needing, chance.randint(1, len(needing)))
+        phase = {rank: (Recv(peer, region),) for rank in group}
+        phase[peer] = (Send(group, region),)
+        phases.append(phase)
+        holders += group
+        needing = [rank for rank in needing if rank not in group]
+    return phases
+
+
+def _joined(chance: random.Random, moves: list[Move]) -> list[Move]:
+    """Join two moves of different chunks that follow each other."""
+    if len(moves) < 2:
+        return moves
+    index = chance.randrange(len(moves) - 1)
+    one, other = moves[index], moves[index + 1]
+    assert not isinstance(one, Local)
+    assert not isinstance(other, Local)
+    chunks = [{_region(each) for each in move} for move in (one, other)]
+    if chunks[0] & chunks[1]:
+        return moves
+    return [*moves[:index], (*one, *other), *moves[index + 2 :]]
+
+
+def _region(operation: Operation) -> Region:
+    region = operation.what if isinstance(operation, Send) else operation.region
+    assert isinstance(region, Region)
+    return region
 
 
 def _sound(maker: _Maker, moves: list[list[Move]]) -> Program | None:

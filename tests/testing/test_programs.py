@@ -5,7 +5,7 @@ import pytest
 
 from p2pdpt.errors import DeadlockError, HazardError, MismatchError
 from p2pdpt.protocol.weighting import Reduction
-from p2pdpt.testing.programs import Local, Program, Scripted, check, thrice, touched
+from p2pdpt.testing.programs import AllReduce, Local, Program, Scripted, check, thrice, touched
 from p2pdpt.testing.simulator import simulate
 from p2pdpt.topology import ADD, Recv, Region, Send
 
@@ -31,6 +31,7 @@ def test_a_script_issues_its_moves() -> None:
     assert script.static
     assert script.agreement == "eventual"
     assert script.program.size == 2
+    assert AllReduce(script.program).agreement == "exact"
 
 
 def test_thrice() -> None:

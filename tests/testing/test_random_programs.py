@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
+from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.testing.programs import Local, check
-from p2pdpt.testing.random_programs import random_program
+from p2pdpt.testing.random_programs import random_all_reduce, random_program
+from p2pdpt.testing.reference import run_reference
 from p2pdpt.topology import Recv, Send
 
 
@@ -42,3 +46,15 @@ def test_programs_have_all_that_there_is() -> None:
     assert any(len(sources) == 4 for _, sources, _ in receives)
     assert any(list(sources) != sorted(sources) for _, sources, _ in receives)
     assert any(not isinstance(move, Local) and len(move) > 3 for _, move in moves)
+
+
+def test_an_all_reduce_holds_every_contribution_once() -> None:
+    joined = 0
+    for seed in range(60):
+        size, length = 1 + seed % 6, seed % 30
+        program = random_all_reduce(random.Random(seed), size, length)
+        given_ = [np.full(length, 1 << 4 * rank, "int64") for rank in range(size)]
+        for result in run_reference(program, given_, reduction=Reduction.SUM):
+            np.testing.assert_array_equal(result, sum(given_))
+        joined += sum(len(move) > 1 for moves in program.moves for move in moves)  # type: ignore[arg-type]
+    assert joined > 20

@@ -19,8 +19,8 @@ from p2pdpt.protocol import mailbox, tasks
 from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.runtime.drivers import round_memory
 from p2pdpt.testing import network as simulated
-from p2pdpt.testing.programs import Program, Scripted
-from p2pdpt.testing.random_programs import random_program
+from p2pdpt.testing.programs import AllReduce, Program, Scripted
+from p2pdpt.testing.random_programs import random_all_reduce, random_program
 from p2pdpt.testing.reference import narrowed, run_reference, widened
 from p2pdpt.testing.simulator import Network, Simulation, simulate
 from p2pdpt.testing.topology_kit import pattern
@@ -130,6 +130,54 @@ def test_random_programs_give_the_bits_of_the_reference(
                 outcome = simulation.replay(given_, weights)
         for result, wanted in zip(outcome.results, expected, strict=True):
             assert_same_bits(result, wanted, dtype)
+
+
+@settings(max_examples=80)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(1, 6),
+    length=st.sampled_from([0, 1, 8, 40]),
+    window=st.sampled_from([1, 4, 64]),
+    name=st.sampled_from(["float32", "bfloat16", "float16", "int16"]),
+    equal=st.booleans(),
+    in_place=st.booleans(),
+    run_ahead=st.booleans(),
+)
+def test_random_trees_of_folds_are_finished_on_the_spot(
+    seed: int,
+    size: int,
+    length: int,
+    window: int,
+    name: str,
+    equal: bool,
+    in_place: bool,
+    run_ahead: bool,
+) -> None:
+    """Exact agreement: whoever has all contributions divides and rounds, and sends the result."""
+    chance = random.Random(seed)
+    dtype = DTYPES[name]
+    reduction = Reduction.MEAN if dtype.inexact else Reduction.SUM
+    program = random_all_reduce(chance, size, length)
+    weights = [2.0 if equal else chance.choice(WEIGHTS) for _ in range(size)]
+    contributions = drawn(chance, size, length, dtype)
+    expected = run_reference(
+        program, contributions, dtype=name, reduction=reduction, weights=weights
+    )
+    with windows(window, window, window if seed % 2 else 0):
+        outcome = simulate(
+            AllReduce(program),
+            [each.copy() for each in contributions],
+            dtype=name,
+            reduction=reduction,
+            weights=weights,
+            seed=seed,
+            in_place=in_place,
+            run_ahead=run_ahead,
+            network=Network(frame_elements=(1, 1 + length // 3)),
+        )
+    for result, wanted in zip(outcome.results, expected, strict=True):
+        assert_same_bits(result, wanted, dtype)
+        assert_same_bits(result, outcome.results[0], dtype)
 
 
 def test_a_send_that_lags_behind_what_overwrites_it() -> None:
