@@ -124,7 +124,7 @@ def encode(message: HostMessage) -> bytes:
     """Return a message's bytes; each is sent as one datagram."""
     data = _ENCODER.encode(message)
     if len(data) > MESSAGE_BYTES:
-        raise FrameError(f"a {type(message).__name__} message has {len(data)} bytes")
+        raise FrameError(f"{type(message).__name__} of {len(data)} bytes exceeds {MESSAGE_BYTES}")
     return data
 
 

@@ -108,7 +108,7 @@ class NativeDriver:
         self._buckets = SharedBuckets(rank, size, share, _native)
         self._busy: set[tuple[int, int]] = set()
         self._rounds: dict[str, _Job] = {}
-        self._plans: dict[tuple[object, ...], Plan | Unplannable] = {}
+        self._plans: dict[tuple[object, ...], Plan | str] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -156,7 +156,7 @@ class NativeDriver:
         if not topology.static:
             return "it is not static"
         plan = self._plan(topology, _bucket(memory, combine), memory, reduction, fuse=True)
-        return str(plan) if isinstance(plan, Unplannable) else ""
+        return plan if isinstance(plan, str) else ""
 
     async def run(
         self,
@@ -202,8 +202,6 @@ class NativeDriver:
         try:
             while True:
                 attached = await self._buckets.get(memory, place, name, against)
-                if attached.against:
-                    raise Unplannable(attached.against)
                 if await self._replay(attached, topology, bucket, reduction, name, weight):
                     return
         except PeerFailedError as error:
@@ -316,7 +314,7 @@ class NativeDriver:
         reduction: Reduction,
         *,
         fuse: bool,
-    ) -> Plan | Unplannable:
+    ) -> Plan | str:
         key = (id(topology), bucket, reduction, fuse)
         found = self._plans.get(key)
         if found is None:
@@ -331,9 +329,9 @@ class NativeDriver:
                     fuse=fuse,
                 )
                 if any(len(f.sources) > MOST_SOURCES for each in found.folds for f in each):
-                    found = Unplannable(f"a fold has more than {MOST_SOURCES} sources")
+                    found = f"a fold has more than {MOST_SOURCES} sources"
             except Unplannable as error:
-                found = error
+                found = str(error)
             except P2PError:
                 raise
             except Exception as error:
@@ -354,8 +352,8 @@ class NativeDriver:
         found = attached.programs.get(key)
         if found is None:
             plan = self._plan(topology, bucket, attached.memory, reduction, fuse=fuse)
-            if isinstance(plan, Unplannable):
-                raise plan
+            if isinstance(plan, str):
+                raise Unplannable(plan)
             found = attached.programs[key] = compile_plan(
                 plan, self.rank, attached.addresses, attached.memory.dtype, self._ffi
             )

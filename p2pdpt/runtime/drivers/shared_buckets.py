@@ -5,7 +5,8 @@ the areas of :mod:`p2pdpt.memory`. Others map them read-only.
 
 A bucket is shared when it is first exchanged, and again whenever a member comes with other memory
 for it or has given up a round of it. Members share under the name of the round, so that whoever
-has begun the round with the old memory is told by the name, and begins it anew.
+has begun the round with the old memory is told by the name, and begins it anew. If a member has
+a reason not to exchange a bucket so, then no member does, from then on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from p2pdpt.errors import FrameError, TopologyError
 from p2pdpt.memory import Area, expect_sealed
+from p2pdpt.protocol.recorder import Unplannable
 from p2pdpt.protocol.round_io import MINE, RESULT, WIDE
 
 if TYPE_CHECKING:
@@ -102,13 +104,10 @@ class SharedBucket:
             ended, and the own line, which has the number `place`.
         number: of the last round.
         programs: plans of this bucket, with addresses.
-        stated: why this member does not exchange it so, or empty.
-        against: the same of all members: the first reason by rank, or empty.
         broken: whether a round of it was given up, so that it must be shared anew.
     """
 
     memory: BucketMemory
-    stated: str
     wide: Area | None = None
     place: int = 0
     lines: Any = None
@@ -118,17 +117,7 @@ class SharedBucket:
     mapped: list[Mapped] = field(default_factory=list)
     addresses: list[dict[int, int]] = field(default_factory=list)
     programs: dict[tuple[object, ...], Program] = field(default_factory=dict)
-    against: str = ""
     broken: bool = False
-
-    def fits(self, memory: BucketMemory, stated: str) -> bool:
-        """Tell whether it can be used for a round with `memory` as it is."""
-        if self.broken or self.stated != stated:
-            return False
-        if stated:
-            same = (self.memory.dtype, self.memory.length)
-            return same == (memory.dtype, memory.length)
-        return self.memory is memory
 
     def close(self) -> None:
         """Unmap what is not the caller's. May be called twice."""
@@ -151,6 +140,7 @@ class SharedBuckets:
         self._peers: list[Mapped | None] = [None] * size
         self._free = list(range(LINES - 1, 0, -1))
         self._shared: dict[tuple[int, int], SharedBucket] = {}
+        self._against: dict[tuple[int, int], str] = {}
         self._announced: set[str] = set()
         self._sharing: set[str] = set()
 
@@ -203,16 +193,23 @@ class SharedBuckets:
 
         Args:
             place: stream and number of the bucket.
-            against: why this member cannot exchange it so; then no member does.
+            against: why this member cannot exchange it so.
 
         Raises:
+            Unplannable: a member has a reason, now or before; all raise this.
             TopologyError: its type or length differs from another member's.
             PeerFailedError: a member failed meanwhile.
             MemoryError: the system does not map it.
         Cancellation leaves it to be shared anew.
         """
+        if place in self._against:
+            raise Unplannable(self._against[place])
         found = self._shared.get(place)
-        if found is not None and found.fits(memory, against) and name not in self._announced:
+        if (
+            found is not None
+            and found.memory is memory
+            and not (found.broken or against or name in self._announced)
+        ):
             return found
         self._announced.discard(name)
         self._sharing.add(name)
@@ -224,18 +221,22 @@ class SharedBuckets:
             raise
         finally:
             self._sharing.discard(name)
-        self._shared[place] = made
         if found is not None:
             # All members have shared anew, so none of them reads the old memory or line.
-            if found.line is not None:
-                self._free.append(found.place)
+            self._free.append(found.place)
             found.close()
+        if isinstance(made, str):
+            self._against[place] = made
+            self._shared.pop(place, None)
+            raise Unplannable(made)
+        self._shared[place] = made
         return made
 
-    async def _map(self, memory: BucketMemory, name: str, stated: str) -> SharedBucket:
-        against = stated or self._obstacle(memory)
+    async def _map(self, memory: BucketMemory, name: str, against: str) -> SharedBucket | str:
+        """Return the bucket, or the first reason of a member against it."""
+        against = against or self._obstacle(memory)
         dtype, length = memory.dtype, memory.length
-        bucket = SharedBucket(memory, stated)
+        bucket = SharedBucket(memory)
         try:
             if not against:
                 bucket.wide = Area(length * 4, "p2pdpt-wide") if dtype.half else None
@@ -249,14 +250,19 @@ class SharedBuckets:
                 name, msgspec.msgpack.encode(shape), [area.fd for area in areas]
             )
             try:
-                self._attach(bucket, name, shape, shared)
+                against = self._attach(bucket, name, shape, shared)
             finally:
                 _close_descriptors(shared)
         except BaseException:
             # The line is not used again: another member may have been told of it.
             bucket.close()
             raise
-        return bucket
+        if not against:
+            return bucket
+        if bucket.line is not None:
+            self._free.append(bucket.place)
+        bucket.close()
+        return against
 
     def _obstacle(self, memory: BucketMemory) -> str:
         if any(area.fd < 0 for area in memory.areas):
@@ -269,8 +275,8 @@ class SharedBuckets:
         name: str,
         shape: _Shape,
         shared: Sequence[tuple[bytes, list[int]] | None],
-    ) -> None:
-        """Map what all members have shared."""
+    ) -> str:
+        """Map what all members have shared, or return why not, alike on all members."""
         ffi, dtype = self._native.ffi, bucket.memory.dtype
         shapes = {
             rank: _decode(each[0], rank) for rank, each in enumerate(shared) if each is not None
@@ -281,11 +287,9 @@ class SharedBuckets:
                     f"{name} has {shape.length} {shape.dtype} here and "
                     f"{theirs.length} {theirs.dtype} on rank {rank}"
                 )
-        # Alike on all members: the lowest rank's reason.
-        reasons = [shapes[r].against if r in shapes else shape.against for r in range(self._size)]
-        bucket.against = next(filter(None, reasons), "")
-        if bucket.against:
-            return
+        for rank in range(self._size):
+            if reason := shapes.get(rank, shape).against:
+                return reason
         bucket.lines = ffi.new("p2pdpt_line *[]", self._size)
         bucket.bases = ffi.new("uint64_t[]", self._size)
         own = {
@@ -311,6 +315,7 @@ class SharedBuckets:
                 areas[area] = bucket.mapped[-1].address
             bucket.addresses.append(areas)
             bucket.lines[rank] = self._line(peer.address, shapes[rank].line)
+        return ""
 
     def _line(self, base: int, place: int) -> Any:
         return self._native.ffi.cast("p2pdpt_line *", base + place * LINE_BYTES)
