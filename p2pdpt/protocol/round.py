@@ -99,6 +99,7 @@ class Round(Links):
         self._incomplete: set[Task] = set()
         self._flight = Flight()
         self._recorded: list[Task] | None = [] if self._ahead else None
+        self._first: list[Task] | None = None
         self._queue: deque[Task] = deque()
         self._pumping = False
         self._move = 0
@@ -223,6 +224,9 @@ class Round(Links):
         try:
             for task in self._recorded:
                 task.start(io)
+            if self._first is None:
+                self._first = [task for task in self._recorded if task.first]
+            for task in self._first:
                 self._mark(task)
         finally:
             self._pumping = False
@@ -561,11 +565,15 @@ class Round(Links):
     def _finish(self) -> None:
         self._mailbox.close()
         for start, stop, writer in self._spaces.pieces():
-            read = Read([(start, stop, writer)], self._leaf)
             position = start
-            while position < stop:
-                run_stop, area, meta = read.run(position)
+            for run_stop, area, meta in (
+                ((stop, MINE, self._leaf),) if writer is None else writer.runs
+            ):
+                if run_stop <= position:
+                    continue
                 run_stop = min(run_stop, stop)
+                if position == run_stop:
+                    break
                 if self._exact and meta.contributions not in (0, self.size):
                     raise IncompleteError(
                         f"{self._topology.describe()} ended while elements {position}.."

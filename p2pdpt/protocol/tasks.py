@@ -54,6 +54,11 @@ class Task:
         """Whether the whole region is finished."""
         return self.done >= self.length
 
+    @property
+    def first(self) -> bool:
+        """Whether it may go on as soon as it has started, before anything has come."""
+        return True
+
     def reset(self, leaf: Meta) -> None:
         """Begin anew, for another round of the same operations."""
         self.done = 0
@@ -97,13 +102,14 @@ class Read:
 
     def available(self, position: int) -> int:
         """Return up to where elements from `position` on exist already."""
-        for start, stop, writer in self.parts:
-            if stop <= position or writer is None:
-                position = max(position, stop)
+        for _, stop, writer in self.parts:
+            if stop <= position:
                 continue
-            position = max(position, min(stop, writer.region.start + writer.done))
-            if position < stop:
-                return max(position, start)
+            if writer is not None:
+                reached = writer.region.start + writer.done
+                if reached < stop:
+                    return reached if reached > position else position
+            position = stop
         return position
 
     def run(self, position: int) -> tuple[int, int, Meta]:
@@ -140,6 +146,11 @@ class SendTask(Task):
         self.pushed = 0
         for each in self.to:
             self.drained[each] = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether it begins with this node's contribution."""
+        return self.read.parts[0][2] is None
 
     def start(self, io: RoundIO) -> None:
         for peer, ordinal in self.to:
@@ -222,6 +233,7 @@ class RecvTask(Task):
         "half",
         "hazards",
         "join",
+        "limited",
         "sources",
         "staged",
         "wide_width",
@@ -249,6 +261,7 @@ class RecvTask(Task):
         self.wide_width = wide_width
         self.join = join
         self.direct = False
+        self.limited = True
         self.window = min(self.length, WINDOW)
         for task, _, _ in hazards:
             # A send of the same move must have left before its elements are overwritten, and it
@@ -273,11 +286,17 @@ class RecvTask(Task):
         super().reset(leaf)
         self.hazards = list(self.every_hazard)
         self.direct = False
+        self.limited = True
         for source in self.sources:
             if isinstance(source, Source):
                 source.reset()
             else:
                 source.leaf = leaf
+
+    @property
+    def first(self) -> bool:
+        """Whether it waits for no other rank."""
+        return not any(isinstance(source, Source) for source in self.sources)
 
     def start(self, io: RoundIO) -> None:
         length = self.length
@@ -331,16 +350,18 @@ class RecvTask(Task):
         limit = clear - base
         for source in self.sources:
             if isinstance(source, Source):
-                limit = min(limit, source.arrived)
+                reached = source.arrived
             else:
-                limit = min(limit, source.available(base + self.done) - base)
+                reached = source.available(base + begun) - base
+            if reached < limit:
+                limit = reached
         while self.done < limit:
             self._fold(io, limit)
         if self.complete:
             for source in self.sources:
                 if isinstance(source, Source) and source.areas is not None:
                     io.release(source.areas)
-        else:
+        elif self.limited:
             self._grant(io)
         return self.done > begun
 
@@ -416,6 +437,7 @@ class RecvTask(Task):
             return
         else:
             upto = length if self._instant() else min(length, self.done + self.window)
+        self.limited = upto < length
         for source in self.sources:
             if isinstance(source, Source) and upto > source.granted:
                 # Small grants would cost more messages than they free memory.
