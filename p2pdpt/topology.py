@@ -304,6 +304,10 @@ class Links(ABC):
     def move(self, *operations: Operation) -> Awaitable[list[Message]]:
         """Run operations concurrently; return when all are done, with the messages received.
 
+        They are done together: where a receive overwrites what the same move sends, it waits
+        until that has left, so the rank that takes it must not need this receive's sender to
+        have gone on first.
+
         Raises:
             HazardError: two of them write one element, or one writes a region in flight.
             MismatchError: a send met a receive of another length.

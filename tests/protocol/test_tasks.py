@@ -544,3 +544,13 @@ def test_a_kernel_on_half_precision_writes_partial_sums_wide(meta: Meta, area: i
     )
     task.advance(io)
     assert io.take() == [("local", [Slice(3, 0, 4)], Slice(area, 4, 8))]
+
+
+def test_what_can_go_on_before_anything_has_come() -> None:
+    writer = written(Region(0, 10), 0)
+    assert SendTask(Region(0, 4), 1, [(1, 0)], own(Region(0, 4))).first
+    assert SendTask(Region(0, 4), 1, [(1, 0)], Read([(0, 2, None), (2, 4, writer)], LEAF)).first
+    assert not SendTask(Region(0, 4), 1, [(1, 0)], Read([(0, 4, writer)], LEAF)).first
+    assert receive([own()]).first
+    assert not receive([Source(1, 0), own()]).first
+    assert local(own(FOUR))[0].first
