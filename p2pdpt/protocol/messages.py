@@ -16,6 +16,7 @@ from p2pdpt.errors import FrameError
 
 __all__ = [
     "GATHER_BYTES",
+    "Abandoned",
     "Adopt",
     "Control",
     "Decide",
@@ -186,6 +187,22 @@ class Ok(Control, frozen=True):
     attempt: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
 
 
+class Abandoned(Control, frozen=True):
+    """The sender has ended a round without its result: whoever is in it waits in vain.
+
+    Attributes:
+        view, stream, step, attempt, bucket: which round.
+        reason: the error that ended it there; empty if it was cancelled.
+    """
+
+    view: _Count
+    stream: _Count
+    step: _Count
+    attempt: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
+    bucket: _Count
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
 class Farewell(Control, frozen=True):
     """A member's last message.
 
@@ -227,6 +244,7 @@ _KINDS: Final[dict[int, tuple[type[Control], int]]] = {
     11: (Ok, _SMALL),
     12: (Farewell, 128 << 10),
     13: (Released, 8),
+    14: (Abandoned, 8 << 10),
 }
 _NUMBERS: Final = {kind: number for number, (kind, _) in _KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import p2pdpt.kernels
 from p2pdpt.config import SHARED
@@ -23,17 +23,26 @@ from p2pdpt.errors import (
 )
 from p2pdpt.group import Group, GroupCounters
 from p2pdpt.memory import allocate
-from p2pdpt.protocol.messages import GATHER_BYTES, Control, Farewell, Gather, Ok, Released
+from p2pdpt.protocol.messages import (
+    GATHER_BYTES,
+    Abandoned,
+    Control,
+    Farewell,
+    Gather,
+    Ok,
+    Released,
+)
 from p2pdpt.protocol.step import Act, StepTransaction
 from p2pdpt.runtime.departures import Departures
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
 from p2pdpt.runtime.gathers import Gathers
+from p2pdpt.runtime.rounds import Rounds
 from p2pdpt.runtime.shared_memory import SharedMemory
 from p2pdpt.topology import ADD
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from p2pdpt.channel import Channel
     from p2pdpt.dtypes import DType
@@ -45,8 +54,9 @@ if TYPE_CHECKING:
 __all__ = ["MeshGroup"]
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
+NO_BUCKET: Final = 2**32 - 1
+"""Stands for what is no bucket among the rounds before the first step."""
 VERDICT_S: Final = 0.5
 """How long a closed bulk channel waits for the control connection to tell why, in seconds."""
 GRACE_S: Final = 1.0
@@ -101,7 +111,7 @@ class MeshGroup(Group):
         self._made: dict[int, int] = {}
         self._departures = Departures(view, self._send)
         self._names: dict[int, str] = {}
-        self._running: dict[object, tuple[int, int]] = {}
+        self._rounds = Rounds()
         self._memories: list[BucketMemory] = []
         self._loop = asyncio.get_running_loop()
         self._driver = AsyncioDriver(
@@ -138,7 +148,7 @@ class MeshGroup(Group):
         self._check(operation, None)
         try:
             sharing = self._sharing.open(gather, self._topology, transports)
-            await self._round(operation, 0, 0, sharing)
+            await self._round(operation, RoundKey(self.view.number, 0, 0, 0, NO_BUCKET), sharing)
         except PeerFailedError as error:
             raise error.during(operation, None) from error.__cause__
 
@@ -192,10 +202,11 @@ class MeshGroup(Group):
         if not memory.dtype.inexact:
             raise ConfigError(f"a mean of {memory.dtype.name} elements does not exist")
         self._steps.open(step, attempt)
+        self._rounds.sealed(self._steps.done)
         self.started = step
         key = RoundKey(self.view.number, 0, step, attempt, bucket)
         work = self._run(memory, key, ADD, Reduction.MEAN, weight)
-        await self._round(operation, 0, step, work)
+        await self._round(operation, key, work)
 
     async def seal(self, step: int, attempt: int = 0) -> None:
         operation = f"seal ({self.topology})"
@@ -286,6 +297,8 @@ class MeshGroup(Group):
                 self._take_leave(rank, message)
             case Released():
                 self._departures.released(rank)
+            case Abandoned():
+                self._take_abandoned(rank, message)
             case _:
                 raise FrameError(f"bad message: {type(message).__name__} in a group")
 
@@ -333,23 +346,31 @@ class MeshGroup(Group):
         told.__cause__ = failure.__cause__
         return told
 
-    async def _round(self, operation: str, stream: int, step: int, work: Awaitable[_T]) -> _T:
-        """Await a round, and name what fails it."""
-        token = object()
-        self._running[token] = (stream, step)
-        for rank in self._departures.left:
-            self._miss_round(rank, stream, step)
-        try:
-            return await work
-        except (PeerFailedError, ChannelClosedError) as error:
-            at = step if stream == 0 else None
-            if self._failure is not None:
-                raise self._told(operation, at) from self._failure.__cause__
-            if isinstance(error, PeerFailedError):
-                raise error.during(operation, at) from error.__cause__
-            raise
-        finally:
-            del self._running[token]
+    async def _round(self, operation: str, key: RoundKey, work: Coroutine[Any, Any, None]) -> None:
+        """Await a round, and name what fails it; tell the others if it ends here without result."""
+        with contextlib.closing(work), self._rounds.running(key, operation):
+            for rank in self._departures.left:
+                self._miss_round(rank, key)
+            try:
+                await work
+            except (PeerFailedError, ChannelClosedError) as error:
+                at = key.step if key.stream == 0 else None
+                if self._failure is not None:
+                    raise self._told(operation, at) from self._failure.__cause__
+                if isinstance(error, PeerFailedError):
+                    raise error.during(operation, at) from error.__cause__
+                raise
+            except BaseException as error:
+                self._abandon(key, error)
+                raise
+
+    def _abandon(self, key: RoundKey, error: BaseException) -> None:
+        """Tell the members that wait for this one in a round not to."""
+        if self._failure is not None or self._leaving is not None or key in self._rounds.given_up:
+            return
+        cancelled = isinstance(error, asyncio.CancelledError)
+        reason = "" if cancelled else f"{type(error).__name__}: {error}"[:1000]
+        self._tell(Abandoned(*key, reason))
 
     async def _run(
         self,
@@ -376,7 +397,7 @@ class MeshGroup(Group):
             )
 
     async def _collective(
-        self, operation: str, name: str, run: Callable[[RoundKey], Awaitable[None]]
+        self, operation: str, name: str, run: Callable[[RoundKey], Coroutine[Any, Any, None]]
     ) -> None:
         self._check(operation, None)
         stream = self._stream(_name(name))
@@ -384,7 +405,7 @@ class MeshGroup(Group):
         self._made[stream] = count + 1
         key = RoundKey(self.view.number, stream, count, 0, 0)
         try:
-            await self._round(operation, stream, count, run(key))
+            await self._round(operation, key, run(key))
         finally:
             self._departures.over(stream, count + 1)
 
@@ -428,8 +449,8 @@ class MeshGroup(Group):
         self._departures.take(rank, farewell)
         self._gathers.leave(rank, lambda operation: self._departures.error(rank, operation, None))
         self._miss_ok(rank)
-        for stream, step in list(self._running.values()):
-            self._miss_round(rank, stream, step)
+        for key in self._rounds.keys:
+            self._miss_round(rank, key)
 
     def _miss_ok(self, rank: int) -> None:
         """End the seal that waits if a member left without its ok."""
@@ -439,10 +460,18 @@ class MeshGroup(Group):
         if not self._steps.has_ok(rank, place.step, place.attempt):
             sealing.set_exception(self._departures.error(rank, "seal", place.step))
 
-    def _miss_round(self, rank: int, stream: int, step: int) -> None:
+    def _miss_round(self, rank: int, key: RoundKey) -> None:
         """End the group's rounds if this one needs a member that has left."""
-        if self._departures.misses(rank, stream, step):
-            self._fail(self._departures.error(rank, "", step if stream == 0 else None))
+        if self._departures.misses(rank, key.stream, key.step):
+            self._fail(self._departures.error(rank, "", key.step if key.stream == 0 else None))
+
+    def _take_abandoned(self, rank: int, message: Abandoned) -> None:
+        if message.view != self.view.number:
+            return
+        key = RoundKey(message.view, message.stream, message.step, message.attempt, message.bucket)
+        ended = self._made.get(key.stream, 0) if key.stream else self._steps.done
+        if key.step >= ended or key in self._rounds.keys:
+            self._rounds.abandoned(key, self.view.members[rank], message)
 
     def _channel_lost(self, rank: int, error: Exception) -> None:
         """Note that a round waits for what a closed channel will not bring."""

@@ -11,6 +11,7 @@ from p2pdpt.errors import FrameError
 from p2pdpt.protocol.messages import (
     GATHER_BYTES,
     HEAD,
+    Abandoned,
     Adopt,
     Control,
     Decide,
@@ -47,6 +48,7 @@ ALL: list[Control] = [
     Ok(1, 12, 0),
     Farewell(12, {5: 6}, "ValueError: bad sample 1234", A, "connection reset"),
     Released(),
+    Abandoned(1, 77, 12, 0, 3, "MemoryError: no room"),
 ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from p2pdpt.dtypes import DTYPES
 from p2pdpt.errors import (
     ConfigError,
+    GroupError,
     P2PError,
     PeerFailedError,
     PeerLeftError,
@@ -297,3 +298,64 @@ async def test_messages_of_forming_are_out_of_place(groups: Start) -> None:
     joined = await groups(2)
     with pytest.raises(Exception, match="Decide in a group"):
         joined[0].receive(joined[1].me.node_id, Decide(1, (), 0, "ring"))
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_round_that_one_cancels_ends_on_all_and_the_group_goes_on(
+    groups: Start, transport: str
+) -> None:
+    members = await groups(3, transports=(transport,))
+    memories = [fill(group, 300_000) for group in members]
+
+    async def reduce(group: Group, name: str) -> None:
+        await group.all_reduce(memories[group.rank], ADD, name=name)
+
+    # One is cancelled before the others have begun, one is in the middle, for all they know.
+    for late in (False, True):
+        tasks = [asyncio.create_task(reduce(members[0], "x"))]
+        await asyncio.sleep(0)
+        if late:
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+        tasks += [asyncio.create_task(reduce(group, "x")) for group in members[1:]]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        for result in results[1:]:
+            assert type(result) is GroupError
+            assert "all_reduce 'x' (ring): cancelled by n0 (" in str(result)
+        await asyncio.gather(*(reduce(group, "x") for group in members))
+        assert all((memory.result == 6).all() for memory in memories)
+
+
+async def test_a_round_that_one_cannot_do_fails_on_all(groups: Start) -> None:
+    members = await groups(3, transports=("tcp",))
+    memories = [fill(group, 1000 + (group.rank == 1)) for group in members]
+    work = (group.all_reduce(memories[group.rank], ADD, name="x") for group in members)
+    results = await asyncio.gather(*work, return_exceptions=True)
+    assert all(isinstance(result, GroupError | TopologyError) for result in results), results
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_an_exchange_that_one_cancels_is_an_error_on_all(
+    groups: Start, transport: str
+) -> None:
+    members = await groups(2, transports=(transport,))
+    memories = [fill(group, 300_000) for group in members]
+    tasks = [
+        asyncio.create_task(group.exchange(memory, step=0, bucket=0))
+        for group, memory in zip(members, memories, strict=True)
+    ]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[1], asyncio.CancelledError)
+    assert "exchange of bucket 0 (ring) at step 0: cancelled by n1 (" in str(results[0])
+    # The step is lost, the group is not.
+    work = (
+        group.all_reduce(memory, ADD, name="x")
+        for group, memory in zip(members, memories, strict=True)
+    )
+    await asyncio.gather(*work)
+    assert all((memory.result == 3).all() for memory in memories)
