@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+from p2pdpt.runtime.drivers.native_driver import unavailable
+
 Train = Callable[..., tuple[dict[str, Any], str]]
 
 
@@ -25,6 +27,17 @@ def test_mapreduce_learns_too(train: Train) -> None:
     summary, printed = train("digits.py", "--epochs", "1", nodes=3, options=options)
     assert "3 members, mapreduce" in printed
     assert len({node["digest"] for node in summary["nodes"]}) == 1
+
+
+def test_transports_give_the_same_bits(train: Train) -> None:
+    digests = set()
+    for transport in ("shm,tcp", "tcp"):
+        options = ("--transport", transport)
+        summary, printed = train("digits.py", "--epochs", "1", nodes=4, options=options)
+        shares = transport != "tcp" and not unavailable()
+        assert f"4 members, ring over {'shm' if shares else 'tcp'}" in printed
+        digests |= {node["digest"] for node in summary["nodes"]}
+    assert len(digests) == 1
 
 
 def test_alone_it_is_an_ordinary_script(
