@@ -224,6 +224,7 @@ int p2pdpt_advance(const p2pdpt_executor *executor, p2pdpt_round *const *rounds,
             sched_yield();
             continue;
         }
+        if (executor->brief) return P2PDPT_LATE;
         uint32_t *rings = &executor->bells[blocker]->rings;
         uint32_t seen = __atomic_load_n(rings, __ATOMIC_SEQ_CST);
         __atomic_store_n(&own->sleeping, 1, __ATOMIC_SEQ_CST);

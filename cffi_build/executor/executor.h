@@ -1,7 +1,7 @@
 /* Replays plans in shared memory: read by cffi as declarations, and by the C file as its header.
  * No preprocessor here but constants. */
 
-#define P2PDPT_EXECUTOR_ABI 2
+#define P2PDPT_EXECUTOR_ABI 3
 
 /* What p2pdpt_advance came back for. */
 #define P2PDPT_IDLE 0      /* nothing is active */
@@ -9,6 +9,7 @@
 #define P2PDPT_WEIGHTS 2   /* all have entered a round, with other weights than it expects */
 #define P2PDPT_POKED 3     /* the caller has something new */
 #define P2PDPT_ABORTED 4   /* the abort word was set; nothing is touched any more */
+#define P2PDPT_LATE 5      /* the executor is brief, and would have to sleep */
 
 /* One rank's progress in one bucket, in its own memory, which the others map read-only.
  * 64 bytes, so that no two ranks write one cache line. */
@@ -79,6 +80,7 @@ typedef struct {
     uint32_t rank;
     uint32_t spins;  /* pauses before the processor is given away */
     uint32_t yields; /* times it is given away before sleeping */
+    int32_t brief;   /* come back instead of sleeping */
     int32_t path;    /* of p2pdpt_fold */
     uint32_t segment; /* elements folded between two looks at the outside */
 } p2pdpt_executor;

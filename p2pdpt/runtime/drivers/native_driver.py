@@ -38,13 +38,17 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeDriver", "unavailable"]
 
-ABI: Final = 2
+ABI: Final = 3
 """The declarations this module calls; see ``executor.h``."""
 SEGMENT: Final = 1 << 15
 """Elements folded between two looks at the other ranks."""
 SPINS: Final = 3000
 """Pauses before the processor is given away, where every rank has one of its own."""
 YIELDS: Final = 20
+AT_ONCE: Final = 1 << 16
+"""Elements of a bucket that the event loop may reduce itself: some ten microseconds of folds."""
+BRIEF_SPINS: Final = 1000
+"""Pauses of the event loop before it leaves a round to the worker: about 0.1 ms."""
 
 
 @dataclass(eq=False)
@@ -117,20 +121,29 @@ class NativeDriver:
         self._poke = ffi.new("uint32_t *")
         self._bells = ffi.new("p2pdpt_bell *[]", size)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self._executor = ffi.new(
-            "p2pdpt_executor *",
-            {
-                "bells": self._bells,
-                "abort": self._abort,
-                "poke": self._poke,
-                "size": size,
-                "rank": rank,
-                "spins": SPINS if size <= cores else 0,
-                "yields": YIELDS,
-                "path": self._lib.p2pdpt_best_path(),
-                "segment": SEGMENT,
-            },
-        )
+        spare = size <= cores
+        waits = {
+            "bells": self._bells,
+            "abort": self._abort,
+            "poke": self._poke,
+            "size": size,
+            "rank": rank,
+            "spins": SPINS if spare else 0,
+            "yields": YIELDS,
+            "path": self._lib.p2pdpt_best_path(),
+            "segment": SEGMENT,
+        }
+        self._executor = ffi.new("p2pdpt_executor *", waits)
+        # The event loop's own, for short rounds: the worker's bell and abort, but never asleep.
+        self._unpoked = ffi.new("uint32_t *")
+        waits |= {
+            "poke": self._unpoked,
+            "brief": True,
+            "spins": BRIEF_SPINS if spare else 0,
+        }
+        self._brief = ffi.new("p2pdpt_executor *", waits)
+        self._one = ffi.new("p2pdpt_round *[]", 1)
+        self._which = ffi.new("uint32_t *")
 
     async def open(self) -> None:
         """Share the signals of all members.
@@ -251,6 +264,10 @@ class NativeDriver:
         )
         self._load(job, program)
         self._lib.p2pdpt_enter(self._executor, attached.line, attached.number, weight)
+        if self._at_once(job):
+            self.bytes_read += job.program.bytes_read
+            self.bytes_lent += job.program.bytes_lent
+            return True
         self._start()
         self._rounds[name] = job
         self._jobs.put(job)
@@ -271,6 +288,30 @@ class NativeDriver:
         self.bytes_read += job.program.bytes_read
         self.bytes_lent += job.program.bytes_lent
         return True
+
+    def _at_once(self, job: _Job) -> bool:
+        """Run a short round here and now, if the others are as far; return whether it is done.
+
+        Handing a round to the worker and hearing of its end costs more than a short round
+        takes. What is not done within some ten microseconds goes to the worker as it stands.
+        """
+        if self._rounds or job.bucket.length > AT_ONCE:
+            return False
+        lib = self._lib
+        self._one[0] = job.round
+        while True:
+            reason = lib.p2pdpt_advance(self._brief, self._one, 1, self._which)
+            if reason == lib.P2PDPT_DONE:
+                self._advance_bases(job)
+                return True
+            if reason != lib.P2PDPT_WEIGHTS:
+                return False
+            self._reweigh(job)
+
+    def _advance_bases(self, job: _Job) -> None:
+        """Note where all members stand after a round."""
+        for rank in range(self.size):
+            job.attached.bases[rank] += job.program.totals[rank]
 
     async def _let_go(self, job: _Job) -> None:
         """Return when the executor does not touch a round any more, however often cancelled."""
@@ -419,8 +460,7 @@ class NativeDriver:
             reason = lib.p2pdpt_advance(self._executor, rounds, len(active), which)
             if reason == lib.P2PDPT_DONE:
                 job = active.pop(which[0])
-                for rank in range(self.size):
-                    job.attached.bases[rank] += job.program.totals[rank]
+                self._advance_bases(job)
                 _settle(job, None)
             elif reason == lib.P2PDPT_WEIGHTS:
                 job = active[which[0]]

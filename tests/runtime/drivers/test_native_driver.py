@@ -29,7 +29,7 @@ from p2pdpt.memory import BucketMemory, allocate
 from p2pdpt.protocol.recorder import Unplannable
 from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.runtime.drivers.asyncio_driver import RoundKey
-from p2pdpt.runtime.drivers.native_driver import NativeDriver, unavailable
+from p2pdpt.runtime.drivers.native_driver import ABI, AT_ONCE, NativeDriver, unavailable
 from p2pdpt.testing.simulator import simulate
 from p2pdpt.topology import ADD, MAX, MIN, PROD, Bucket, Combine, Links, Recv, Send, Topology
 from p2pdpt_plugins.mapreduce import MapReduce
@@ -417,9 +417,13 @@ async def test_abort_at_any_point_is_quick_and_quiet(start: Start, seed: int) ->
         await run(hub.drivers[0], memories[0][0], key(5000))
 
 
+LONG = AT_ONCE + 1
+"""Elements of a bucket that only the worker reduces."""
+
+
 async def test_closing_ends_what_waits_and_the_thread(start: Start) -> None:
     hub = await start(2)
-    memories = [allocate(F32, 10) for _ in range(2)]
+    memories = [allocate(F32, LONG) for _ in range(2)]
     await asyncio.gather(*(run(d, m, key()) for d, m in zip(hub.drivers, memories, strict=True)))
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("p2pdpt-native") == 2
@@ -526,7 +530,7 @@ async def test_a_worker_that_breaks_lets_nobody_wait(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = await start(2)
-    memories = [allocate(F32, 10) for _ in range(2)]
+    memories = [allocate(F32, LONG) for _ in range(2)]
 
     def broken(active: Any) -> None:
         raise MemoryError("no more")
@@ -547,4 +551,4 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
         NativeDriver(rank=0, size=2, share=None)  # type: ignore[arg-type]
     monkeypatch.delenv("P2PDPT_NATIVE")
     monkeypatch.setattr("p2pdpt.runtime.drivers.native_driver.ABI", 99)
-    assert unavailable() == "the compiled module is stale (2 instead of 99); build it again"
+    assert unavailable() == f"the compiled module is stale ({ABI} instead of 99); build it again"
