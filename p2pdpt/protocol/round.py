@@ -40,6 +40,7 @@ class Round(Links):
 
     Attributes:
         finished: whether the result is complete and nothing is in flight.
+        length: elements of the bucket.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Round(Links):
         self.finished = False
         self.io = io
         self._bucket = bucket
+        self.length = bucket.length
         self._half = dtype.half
         self._wide_width = dtype.wide_itemsize
         self._exact = topology.agreement == "exact" and reduction is not Reduction.NONE
@@ -91,7 +93,7 @@ class Round(Links):
         self._resuming = False
         self._returned = False
         self._applying = 0
-        self._spaces = Spaces(bucket.length, in_place=in_place)
+        self._spaces = Spaces(bucket.length, in_place=in_place, replayed=self._ahead)
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._sends: dict[tuple[int, int], SendTask] = {}
@@ -131,7 +133,7 @@ class Round(Links):
         handle.writes, handle.reads = dst, (src,)
         self._flight.check([handle], self._spaces.length_of)
         read = self._spaces.read(src, self._leaf)
-        hazards = self._hazards(dst)
+        hazards = self._spaces.hazards(dst)
         task = LocalTask(
             dst, self._move, src, read, kernel, hazards, self._progressed, half=self._half
         )
@@ -178,7 +180,7 @@ class Round(Links):
     @property
     def rng(self) -> random.Random:
         if self._random is None:
-            self._recorded = None
+            self._record_nothing()
             self._random = random.Random(self._seed)
         return self._random
 
@@ -283,7 +285,8 @@ class Round(Links):
 
     def stuck(self) -> list[str]:
         """Return what is not finished, an operation a line, for people."""
-        lines = [f"move {task.move}: {task.describe()}" for task in self._in_order()]
+        tasks = sorted(self._incomplete, key=lambda task: (task.move, task.region))
+        lines = [f"move {task.move}: {task.describe()}" for task in tasks]
         if self._request is not None and not self._returned:
             waiting = [
                 handle.text
@@ -409,7 +412,7 @@ class Round(Links):
         def worth(metas: Sequence[Meta]) -> Fold:
             return join(metas, combine, reduction, size, exact)
 
-        hazards = self._hazards(region)
+        hazards = self._spaces.hazards(region)
         task = RecvTask(
             region,
             self._move,
@@ -434,16 +437,17 @@ class Round(Links):
     def _make_dynamic(self) -> None:
         """Stop running ahead: the topology looks at what only time tells."""
         self._ahead = False
+        self._record_nothing()
+
+    def _record_nothing(self) -> None:
         self._recorded = None
+        self._spaces.replayed = False
 
     def _check_peer(self, peer: int, verb: str) -> None:
         if not 0 <= peer < self.size:
             raise TopologyError(f"{verb} rank {peer}, but the view has ranks 0..{self.size - 1}")
         if peer == self.rank:
             raise TopologyError(f"{verb} itself: rank {peer} may only list itself as a source")
-
-    def _hazards(self, region: Region) -> list[tuple[Task, int, int]]:
-        return self._spaces.hazards(region, every=self._recorded is not None)
 
     def _track(
         self, task: Task, reads: Sequence[Read], hazards: Sequence[tuple[Task, int, int]]
@@ -476,11 +480,6 @@ class Round(Links):
         """Return a number for another space, never used before."""
         self._last_space += 1
         return self._last_space
-
-    @property
-    def length(self) -> int:
-        """Elements of the bucket."""
-        return self._bucket.length
 
     def _mark(self, task: Task) -> None:
         if not task.dirty:
@@ -558,9 +557,6 @@ class Round(Links):
             )
         self._request = awaited
         return True
-
-    def _in_order(self) -> list[Task]:
-        return sorted(self._incomplete, key=lambda task: (task.move, task.region))
 
     def _finish(self) -> None:
         self._mailbox.close()

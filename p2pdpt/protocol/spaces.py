@@ -19,25 +19,31 @@ __all__ = ["Spaces"]
 
 
 class Spaces:
-    """The bucket (space 0), scratch and leased messages of one rank in one round."""
+    """The bucket (space 0), scratch and leased messages of one rank in one round.
 
-    __slots__ = ("_in_place", "_users", "_writers")
+    Attributes:
+        replayed: whether the round may be replayed, so that complete tasks matter too.
+    """
 
-    def __init__(self, length: int, *, in_place: bool) -> None:
+    __slots__ = ("_in_place", "_users", "_writers", "replayed")
+
+    def __init__(self, length: int, *, in_place: bool, replayed: bool) -> None:
         """Begin with a bucket of `length` elements that nobody has written.
 
         Args:
             length: of the bucket.
             in_place: whether writing the bucket overwrites this node's contribution.
+            replayed: whether the round may be replayed.
         """
+        self.replayed = replayed
         self._in_place = in_place
         self._writers: dict[int, IntervalMap[Task | None]] = {RESULT: IntervalMap(length, None)}
-        self._users: dict[int, list[tuple[Task, int, int]]] = {RESULT: []}
+        self._users: dict[int, IntervalMap[tuple[Task, ...]]] = {RESULT: IntervalMap(length, ())}
 
     def add(self, space: int, length: int) -> None:
         """Begin another space of `length` elements."""
         self._writers[space] = IntervalMap(length, None)
-        self._users[space] = []
+        self._users[space] = IntervalMap(length, ())
 
     def drop(self, space: int) -> None:
         """Forget a space."""
@@ -70,37 +76,25 @@ class Spaces:
         users = self._users[space]
         for start, stop, writer in read.parts:
             if writer is not None or self._in_place:
-                users.append((task, start, stop))
+                for low, high, tasks in users.lookup(start, stop):
+                    if not self.replayed:
+                        tasks = tuple(user for user in tasks if not user.complete)
+                    users.assign(low, high, (*tasks, task))
 
     def writes(self, task: Task, region: Region) -> None:
-        """Note that `task` is the last writer of a region from now on."""
-        self._writers[region.space].assign(region.start, region.stop, task)
-        self._users[region.space].append((task, region.start, region.stop))
+        """Note that `task` is the last writer of a region from now on.
 
-    def hazards(self, region: Region, *, every: bool) -> list[tuple[Task, int, int]]:
-        """Return the earlier tasks that use the memory of a region that is to be written.
-
-        They are forgotten for these elements: whoever comes later waits for the writer, which
-        waits for them.
-
-        Args:
-            region: what is to be written.
-            every: whether to list those that are complete too, for a later replay.
+        Earlier users are forgotten: whoever comes later waits for the writer, which waits for
+        them.
         """
-        kept = []
-        hazards = []
-        first, last = region.start, region.stop
-        for user in self._users[region.space]:
-            task, start, stop = user
-            if not every and task.complete:
-                continue
-            if stop <= first or last <= start:
-                kept.append(user)
-                continue
-            hazards.append((task, max(start, first), min(stop, last)))
-            if start < first:
-                kept.append((task, start, first))
-            if last < stop:
-                kept.append((task, last, stop))
-        self._users[region.space] = kept
-        return hazards
+        self._writers[region.space].assign(region.start, region.stop, task)
+        self._users[region.space].assign(region.start, region.stop, (task,))
+
+    def hazards(self, region: Region) -> list[tuple[Task, int, int]]:
+        """Return the earlier tasks that use the memory of a region, and which part of it."""
+        return [
+            (task, low, high)
+            for low, high, tasks in self._users[region.space].lookup(region.start, region.stop)
+            for task in tasks
+            if self.replayed or not task.complete
+        ]
