@@ -57,6 +57,7 @@ def environment() -> dict[str, str]:
     """Return an environment in which nothing is chosen yet."""
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(("P2PDPT_", "OMP_", "PYTHON"))},
+        **{k: v for k, v in os.environ.items() if k == "P2PDPT_NATIVE"},
         "PYTHONPATH": os.pathsep.join(sys.path),
         "TERM": "dumb",
         "NO_COLOR": "1",
