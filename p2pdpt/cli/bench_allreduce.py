@@ -100,11 +100,11 @@ class _Method:
         return took
 
     async def warm_up(self) -> float:
-        """Call it three times, look at the result of the first, and return the best time."""
+        """Call it six times, look at the result of the first, and return the best time."""
         await self._call()
         if not self._check():
             raise P2PError(f"{self.name} did not sum right")
-        best = min([await self.once() for _ in range(2)])
+        best = min([await self.once() for _ in range(5)])
         self.seconds.clear()
         self.cpu_s = 0.0
         return best
@@ -130,16 +130,17 @@ async def measure(
         return [json.loads(part) for part in await group.all_gather(payload, name="bench")]
 
     best = [await method.warm_up() for method in methods]
-    slowest = max(max(each) for each in await gather(best))
-    calls = max(1, min(MOST_IN_A_ROW, int(ROW_S / max(slowest, 1e-6))))
+    slowest = [max(each) for each in zip(*await gather(best), strict=True)]
+    calls = [max(1, min(MOST_IN_A_ROW, int(ROW_S / max(each, 1e-6)))) for each in slowest]
     if repeat is None:
-        repeat = max(LEAST, min(MOST, int(BUDGET_S / max(slowest * calls, 1e-6))))
+        longest = max(each * count for each, count in zip(slowest, calls, strict=True))
+        repeat = max(LEAST, min(MOST, int(BUDGET_S / max(longest, 1e-6))))
     for _ in range(repeat):
-        for method in methods:
+        for method, count in zip(methods, calls, strict=True):
             # What one method leaves in the event loop must not run in the other's time.
             await asyncio.sleep(0)
             await group.all_gather(b"", name="bench barrier")
-            await method.once(calls)
+            await method.once(count)
     medians, cpu = {}, {}
     for method in methods:
         all_seconds = await gather(method.seconds)

@@ -35,7 +35,7 @@ async def test_methods_take_turns_between_barriers() -> None:
     rows = await measure(cast("Group", group), methods, 4096, 2)
     # These take no time, so a turn is as many as it may be.
     turn = "|" + "gloo" * MOST_IN_A_ROW + "|" + "tcp" * MOST_IN_A_ROW
-    assert "".join(group.calls) == "gloo" * 3 + "tcp" * 3 + turn * 2
+    assert "".join(group.calls) == "gloo" * 6 + "tcp" * 6 + turn * 2
     gloo, tcp = rows
     assert gloo == Row(1, 4096, "gloo", gloo.median_s, 1.0, gloo.cpu_s, 2)
     assert tcp == Row(1, 4096, "tcp", tcp.median_s, gloo.median_s / tcp.median_s, tcp.cpu_s, 2)
