@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from p2pdpt.errors import HazardError, TopologyError
@@ -84,16 +85,19 @@ class Flight:
             TopologyError: a region lies outside its space.
         """
         self._posted = [handle for handle in self._posted if not handle.awaited]
-        for index, handle in enumerate(handles):
+        writes = []
+        for handle in handles:
             for region in handle.reads:
                 check_region(region, length_of)
             if handle.writes is not None:
                 check_region(handle.writes, length_of)
-                for other in handles[:index]:
-                    if other.writes is not None and _overlap(handle.writes, other.writes):
-                        raise HazardError(
-                            f"two operations of one move write elements of {handle.writes}"
-                        )
+                if len(handle.writes):
+                    writes.append(handle.writes)
+        writes.sort(key=lambda region: (region.space, region.start))
+        for one, two in itertools.pairwise(writes):
+            if _overlap(one, two):
+                raise HazardError(f"two operations of one move write elements of {two}")
+        for handle in handles:
             for other in self._posted:
                 pairs = [(handle.writes, each) for each in (other.writes, *other.reads)]
                 pairs += [(each, other.writes) for each in handle.reads]
