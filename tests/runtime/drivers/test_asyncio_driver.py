@@ -576,3 +576,56 @@ async def test_a_plugin_cannot_keep_a_round_alive() -> None:
         made[0].abort(PeerFailedError("node1", "somewhere", "it is gone"))
         with pytest.raises(PeerFailedError, match="it is gone"):
             await job
+
+
+class Collecting(Topology):
+    """Rank 0 takes messages of all sizes from everybody, and ends with a receive open."""
+
+    agreement: ClassVar = "eventual"
+
+    def __init__(self, messages: int) -> None:
+        self.messages = messages
+        self.seen: list[tuple[int, int, float]] = []
+
+    async def exchange(self, links: Links, bucket: Bucket) -> None:
+        if links.rank:
+            for number in range(self.messages):
+                part = bucket.region.chunk(number % 3, 3)
+                region = Region(part.start, part.start) if number % 4 == 3 else part
+                await links.move(Send(0, Message("push", number, (region, region))))
+            return
+        handles = list(links.post(*[Recv(ANY)] * 2))
+        for _ in range(self.messages * (links.size - 1)):
+            (taken,) = (await links.wait(handles, count=1))[:1]
+            handles.remove(taken)
+            message = taken.message
+            assert message is not None
+            first, second = message.regions
+            assert len(first) == len(second)
+            found = links.scratch(1)
+            await links.local(lambda dst, src: dst.fill(src.sum()), second, found)
+            await links.local(
+                lambda dst, src, m=message: self.seen.append((m.source, m.clock, float(src[0]))),  # type: ignore[misc]
+                found,
+                Region(0, 0),
+            )
+            links.release(message)
+            handles += links.post(Recv(ANY))
+
+
+@pytest.mark.parametrize("length", [9, 60_000])
+async def test_many_messages_of_many_senders(length: int) -> None:
+    """Short ones come before anybody asks, long ones when they are asked for; round after round."""
+    async with drivers(4) as made:
+        memories = [filled(pattern(rank, length)) for rank in range(4)]
+        for step in range(3):
+            topology = Collecting(6)
+            async with asyncio.timeout(20):
+                await run_all(made, topology, memories, key(step), reduction=Reduction.NONE)
+            for rank in (1, 2, 3):
+                mine = [entry for entry in topology.seen if entry[0] == rank]
+                assert [clock for _, clock, _ in mine] == list(range(6))
+                for _, clock, total in mine:
+                    part = Region(0, length).chunk(clock % 3, 3)
+                    values = memories[rank].mine[part.start : part.stop]
+                    assert total == (0.0 if clock % 4 == 3 else float(values.sum()))
