@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from p2pdpt import kernels
 from p2pdpt.dtypes import DTYPES, DType
@@ -17,6 +20,9 @@ from p2pdpt.protocol.recorder import Unplannable, record
 from p2pdpt.protocol.round_io import MINE, RESULT, WIDE
 from p2pdpt.protocol.weighting import Reduction
 from p2pdpt.runtime.drivers.collectives import Broadcast
+from p2pdpt.testing.programs import AllReduce
+from p2pdpt.testing.random_programs import random_all_reduce
+from p2pdpt.testing.reference import narrowed, run_reference
 from p2pdpt.testing.simulator import simulate
 from p2pdpt.topology import (
     ADD,
@@ -182,6 +188,34 @@ def test_replay_gives_the_simulator_s_bits(
                     results = replay(plan, given, element, weights, length)
                     for result, wanted in zip(results, expected, strict=True):
                         np.testing.assert_array_equal(result.view(np.uint8), wanted.view(np.uint8))
+
+
+@settings(max_examples=80)
+@drawn(
+    seed=st.integers(0, 2**32),
+    size=st.integers(2, 6),
+    length=st.sampled_from([1, 8, 40]),
+    name=st.sampled_from(["float32", "bfloat16", "float16", "int32"]),
+    fuse=st.booleans(),
+)
+def test_random_trees_of_folds(seed: int, size: int, length: int, name: str, fuse: bool) -> None:
+    """Whatever order and tree a topology adds up in, its plan gives the reference's bits."""
+    chance = random.Random(seed)
+    program = random_all_reduce(chance, size, length)
+    dtype = DTYPES[name]
+    rng = np.random.default_rng(seed)
+    if dtype.inexact:
+        wide = [rng.standard_normal(length).astype(dtype.wide) for _ in range(size)]
+        given: list[Any] = [narrowed(each, dtype) for each in wide]
+        reduction = Reduction.MEAN
+    else:
+        given = [rng.integers(-9, 9, length, dtype=np.int32) for _ in range(size)]
+        reduction = Reduction.SUM
+    weights = [2.0 if fuse else chance.choice((0.0, 1.0, 2.5)) for _ in range(size)]
+    expected = run_reference(program, given, dtype=name, reduction=reduction, weights=weights)
+    plan = planned(AllReduce(program), size, length, name, reduction, fuse=fuse)
+    for result, wanted in zip(replay(plan, given, dtype, weights, seed), expected, strict=True):
+        np.testing.assert_array_equal(result.view(np.uint8), wanted.view(np.uint8))
 
 
 def test_a_fused_ring_is_one_fold_for_each_owner() -> None:
