@@ -17,7 +17,7 @@ from p2pdpt.address import Address, is_loopback, is_wildcard, parse_address
 from p2pdpt.channel import Door, PeerInfo, Stream
 from p2pdpt.errors import ChannelClosedError, ConfigError, HandshakeError, P2PError
 from p2pdpt.protocol.handshake import NONCE_BYTES, Handshake, Identity, Refusal, Role
-from p2pdpt.runtime.sockets import bind, outward_hosts, resolve, track
+from p2pdpt.runtime.sockets import bind, connect, outward_hosts, resolve, track
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -191,7 +191,7 @@ class NodeDoor(Door):
             try:
                 sock.setblocking(False)
                 async with asyncio.timeout(HANDSHAKE_S):
-                    await asyncio.get_running_loop().sock_connect(sock, place)
+                    await connect(sock, place)
                 if sock.getsockname() == sock.getpeername():
                     # The kernel may connect a socket to itself where nobody listens.
                     raise ConnectionRefusedError(errno.ECONNREFUSED, "itself")

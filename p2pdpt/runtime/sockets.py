@@ -22,7 +22,7 @@ from typing import Any, Final
 from p2pdpt.address import Address, is_loopback
 from p2pdpt.errors import AddressInUseError, ConfigError
 
-__all__ = ["bind", "outward_hosts", "port_owner", "resolve", "track"]
+__all__ = ["bind", "connect", "outward_hosts", "port_owner", "resolve", "track"]
 
 _SIOCGIFADDR: Final = 0x8915
 
@@ -84,6 +84,30 @@ async def resolve(address: Address) -> list[tuple[socket.AddressFamily, Any]]:
 
     threading.Thread(target=work, name="p2pdpt-resolve", daemon=True).start()
     return await future
+
+
+async def connect(sock: socket.socket, place: Any) -> None:
+    """Connect a socket that does not block.
+
+    The loop's own way may look the address up once more, in threads of libuv's, which stay for
+    ever and crash a forked child at its end.
+
+    Raises:
+        OSError: it cannot be connected.
+    Cancellation leaves a socket that can only be closed.
+    """
+    code = sock.connect_ex(place)
+    if code in (errno.EINPROGRESS, errno.EINTR):
+        loop = asyncio.get_running_loop()
+        writable = asyncio.Event()
+        loop.add_writer(sock.fileno(), writable.set)
+        try:
+            await writable.wait()
+        finally:
+            loop.remove_writer(sock.fileno())
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 def _lookup(address: Address, flags: int) -> list[tuple[socket.AddressFamily, Any]]:

@@ -166,6 +166,8 @@ class Backward:
 
     def begin(self) -> bool:
         """Open a step, unless this backward only accumulates."""
+        # A forked child's gradients would go into its parent's buckets.
+        self._waiting.loop.check()
         if self.local:
             self._ledger.touch()
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +36,7 @@ class LoopThread:
 
     def __init__(self, name: str = "p2pdpt-loop") -> None:
         self._name = name
+        self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
@@ -42,8 +44,25 @@ class LoopThread:
 
     @property
     def running(self) -> bool:
-        """Whether the loop takes work."""
-        return self._loop is not None
+        """Whether the loop takes work; never in a process forked from its own."""
+        return self._loop is not None and self._pid == os.getpid()
+
+    def check(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, if it takes work.
+
+        Raises:
+            SessionError: it does not run, or runs in the process that this one was forked from.
+        """
+        if self._pid != os.getpid():
+            raise SessionError(
+                f"the session belongs to pid {self._pid}, not to pid {os.getpid()}, which was "
+                "forked from it; use the session in its own process only"
+            )
+        if self._loop is None:
+            raise SessionError(
+                "the session's network is not running; use the session inside its `with` block"
+            )
+        return self._loop
 
     def start(self) -> None:
         """Start the thread and return when its loop runs; a second call does nothing."""
@@ -69,18 +88,19 @@ class LoopThread:
         """Run `coroutine` on the loop; block until it returns, and return what it returns.
 
         Raises:
-            SessionError: the loop does not run, ended meanwhile, or this is its own thread.
+            SessionError: the loop does not run here, ended meanwhile, or this is its own thread.
         Whatever the coroutine raises is raised here. An interrupted call (Ctrl-C) cancels the
         coroutine and does not wait for it.
         """
-        loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
+        try:
+            loop = self.check()
+            if threading.current_thread() is self._thread:
+                raise SessionError(
+                    "the event loop cannot wait for itself; call this from the training thread"
+                )
+        except SessionError:
             coroutine.close()
-            raise SessionError(
-                "the session's network is not running; use the session inside its `with` block"
-                if loop is None
-                else "the event loop cannot wait for itself; call this from the training thread"
-            )
+            raise
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             return future.result()
@@ -94,19 +114,14 @@ class LoopThread:
         """Run ``function(*arguments)`` on the loop soon, without waiting.
 
         Raises:
-            SessionError: the loop does not run.
+            SessionError: the loop does not run here.
         """
-        loop = self._loop
-        if loop is None:
-            raise SessionError(
-                "the session's network is not running; use the session inside its `with` block"
-            )
-        loop.call_soon_threadsafe(function, *arguments)
+        self.check().call_soon_threadsafe(function, *arguments)
 
     def stop(self) -> None:
         """Cancel what still runs, close the loop and end the thread; may be called twice."""
         thread, loop, ending = self._thread, self._loop, self._ending
-        if thread is None:
+        if thread is None or self._pid != os.getpid():
             return
         if loop is not None and ending is not None:
             loop.call_soon_threadsafe(ending.set)

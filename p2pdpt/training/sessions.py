@@ -104,6 +104,7 @@ class Session:
         self._hooks = contextlib.ExitStack()
         self._open: _Open | None = None
         self._used = self._ended = False
+        self._pid = os.getpid()
         if self._bucket_bytes < 1:
             raise SessionError("bucket_mb must be more than 0; 25 is usual")
         if not 0 <= self._seed <= LARGEST_SEED:
@@ -179,6 +180,9 @@ class Session:
             SessionError: the nodes' parameters are not equal, or they ended in different places.
             PeerFailedError: a member failed before all were done.
         """
+        if self._pid != os.getpid():
+            # A forked child on its way out; the session is its parent's.
+            return
         if error is not None and not _is_success(error):
             self._fail(error)
             return

@@ -12,7 +12,7 @@ import pytest
 from p2pdpt.address import Address
 from p2pdpt.errors import AddressInUseError, ConfigError
 from p2pdpt.runtime import sockets
-from p2pdpt.runtime.sockets import bind, outward_hosts, port_owner, resolve, track
+from p2pdpt.runtime.sockets import bind, connect, outward_hosts, port_owner, resolve, track
 
 
 async def test_numbers_are_resolved_at_once() -> None:
@@ -103,3 +103,35 @@ def test_closed_sockets_are_forgotten() -> None:
     track(sock)
     sock.close()
     sockets._close_in_child()
+
+
+async def test_a_socket_is_connected_without_the_loops_own_lookup() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as sock:
+        sock.setblocking(False)
+        await connect(sock, listener.getsockname())
+        assert sock.getpeername() == listener.getsockname()
+        listener.accept()[0].close()
+
+
+async def test_who_cannot_be_connected_says_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = listener.getsockname()
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises(ConnectionRefusedError):
+            await connect(sock, place)
+
+
+async def test_a_cancelled_connection_leaves_nothing_with_the_loop() -> None:
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        # Nobody answers there: the address is kept for documentation.
+        task = asyncio.create_task(connect(sock, ("192.0.2.1", 9)))
+        await asyncio.sleep(0.01)
+        if not task.done():
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not asyncio.get_running_loop().remove_writer(sock.fileno())
+        else:
+            assert isinstance(task.exception(), OSError)

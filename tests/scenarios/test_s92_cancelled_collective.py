@@ -48,11 +48,11 @@ def test_s92_the_other_is_told_and_the_group_goes_on(
 ) -> None:
     two = peers(SCRIPT.replace("{after}", str(after)), 2, transport=transport)
     one, other = together(two)
-    if "cancelled" not in one[1]:
-        # A fast machine was done before.
-        assert len(one) == len(other) == 2
+    if "cancelled" in one[1]:
+        within(one[1]["cancelled"], 1)
+    if "error" not in other[1]:
+        # It had all that it needs of the other before that was cancelled.
         return
-    within(one[1]["cancelled"], 1)
     assert other[1]["error"] == "GroupError"
     within(other[1]["at"] - one[1]["at"], 2)
     assert f"all_reduce 'big' (ring): cancelled by n0 ({one[0]['id'][:6]})" in other[1]["text"]

@@ -117,3 +117,20 @@ def test_an_interrupt_ends_a_call_and_cancels_its_coroutine(loop_thread: LoopThr
     other.join()
     assert cancelled.wait(5)
     assert loop_thread.call(answer(7)) == 7
+
+
+def test_a_forked_child_is_refused_and_does_not_hang(loop_thread: LoopThread) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            loop_thread.stop()
+            if not loop_thread.running:
+                loop_thread.call(answer(1))
+        except SessionError as error:
+            code = 0 if f"belongs to pid {os.getppid()}" in str(error) else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert loop_thread.call(answer(2)) == 2
