@@ -53,6 +53,8 @@ DESCRIPTORS: Final = 8
 """The most descriptors of one message."""
 AHEAD: Final = 4096
 """How many names a member may announce that this one has not shared yet."""
+GIVEN_UP: Final = 256
+"""How many names this member remembers that it has given up."""
 HALF_OPEN: Final = 128
 """How many connections may be unproven at once."""
 _RETRY_S: Final = 0.01
@@ -231,6 +233,7 @@ class HostDoor:
         self._lost: dict[int, P2PError] = {}
         self._calls: dict[str, _Call] = {}
         self._ahead = [0] * len(ids)
+        self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._begun = False
         self._error: BaseException | None = None
         self._probe = Area(PROBE_BYTES, "p2pdpt-probe")
@@ -315,6 +318,7 @@ class HostDoor:
             self._settle(call)
             await call.future
         except BaseException:
+            self._given_up.append(name)
             for received in call.handed.values():
                 _close_all(received)
             raise
@@ -475,6 +479,8 @@ class HostDoor:
     def _receive(self, link: _Link, message: HostMessage, descriptors: list[int]) -> None:
         rank = link.rank
         if isinstance(message, Announce):
+            if message.name in self._given_up:
+                return
             call = self._calls.setdefault(message.name, _Call())
             if rank in call.announced:
                 raise FrameError(f"bad message: {message.name} is announced twice")

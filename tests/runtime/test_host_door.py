@@ -197,6 +197,7 @@ async def test_a_cancelled_share_closes_what_it_got(doors: Make) -> None:
     # What is handed to who has given up is closed; the connections live on.
     late = asyncio.create_task(group.share(2, "x"))
     await asyncio.sleep(0.02)
+    assert [door._calls for door in group.doors[:2]] == [{}, {}]
     late.cancel()
     with pytest.raises(asyncio.CancelledError):
         await late
