@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from p2pdpt import memory
 from p2pdpt.dtypes import DTYPES
-from p2pdpt.errors import ConfigError
+from p2pdpt.errors import ConfigError, FrameError
 
 if TYPE_CHECKING:
     from p2pdpt.dtypes import DType
@@ -92,3 +93,41 @@ def test_works_where_there_is_no_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert area.fd == -1
     area.buffer[9] = 1
     area.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this platform has no memfd")
+def test_nobody_else_can_write_or_resize_an_area() -> None:
+    area = memory.Area(100)
+    assert area.sealed
+    memory.expect_sealed(area.fd, 100)
+    with pytest.raises(PermissionError):
+        mmap.mmap(area.fd, 100)
+    with pytest.raises(PermissionError):
+        os.pwrite(area.fd, b"x", 0)
+    for size in (0, 200):
+        with pytest.raises(PermissionError):
+            os.ftruncate(area.fd, size)
+    # Its owner still can write.
+    area.buffer[0] = 1
+    with pytest.raises(FrameError, match="has 100 bytes instead of 101"):
+        memory.expect_sealed(area.fd, 101)
+    area.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this platform has no memfd")
+def test_what_is_not_sealed_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import fcntl
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", refuse)
+        area = memory.Area(100)
+    assert not area.sealed
+    with pytest.raises(FrameError, match="a shared area is not sealed"):
+        memory.expect_sealed(area.fd, 100)
+    area.close()
+    with (tmp_path / "file").open("wb") as file:
+        with pytest.raises(FrameError, match="a shared area is no memfd"):
+            memory.expect_sealed(file.fileno(), 0)
