@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pdpt import kernels
-from p2pdpt.channel import Channel, Door, PeerInfo, Stream
+from p2pdpt.channel import Channel, PeerInfo
 from p2pdpt.dtypes import DTYPES
 from p2pdpt.errors import HazardError, MismatchError, PeerFailedError, TopologyError
 from p2pdpt.memory import BucketMemory, allocate
@@ -25,6 +25,7 @@ from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, Roun
 from p2pdpt.runtime.drivers.collectives import Broadcast
 from p2pdpt.testing.chaos_transport import ChaosTransport
 from p2pdpt.testing.loopback_door import LoopbackDoor
+from p2pdpt.testing.memory_mesh import memory_mesh
 from p2pdpt.testing.memory_transport import MemoryTransport
 from p2pdpt.testing.programs import Scripted
 from p2pdpt.testing.random_programs import random_program
@@ -353,58 +354,20 @@ async def test_stuck_rounds_say_what_they_wait_for() -> None:
 # Random programs over channels that delay and reorder.
 
 
-class Nameplate(Door):
-    """All that the memory transport wants of a door."""
-
-    def __init__(self, name: str) -> None:
-        self.me = PeerInfo(name.encode().hex()[:16].zfill(16), name)
-
-    def serve(self, kind: str, accept: Any) -> None:
-        raise NotImplementedError
-
-    def close(self, kind: str) -> None:
-        raise NotImplementedError
-
-    async def open(self, peer: PeerInfo, kind: str) -> Stream:
-        raise NotImplementedError
-
-
 @asynccontextmanager
-async def chaotic(size: int, seed: int, delay: int = 4) -> AsyncIterator[list[AsyncioDriver]]:
-    """Connect `size` drivers in memory, with frames of a few elements that overtake each other."""
-    rows: list[list[Channel | None]] = [[None] * size for _ in range(size)]
-    made, infos = [], []
-    for rank in range(size):
-        door = Nameplate(str(rank))
-        transport = ChaosTransport.around(MemoryTransport, seed=seed + rank, delay=delay)(door)
-
-        def accept(channel: Channel, rank: int = rank) -> None:
-            rows[rank][int(channel.peer.name)] = channel
-
-        listener = await transport.listen(accept)
-        made.append((transport, listener))
-        infos.append(PeerInfo(door.me.node_id, door.me.name, (), {"memory": listener.endpoint}))
-    for low in range(size):
-        for high in range(low + 1, size):
-            rows[low][high] = await made[low][0].connect(infos[high])
-    await asyncio.sleep(0)
-    drivers_ = [
-        AsyncioDriver(rank=rank, size=size, channels=rows[rank], kernels=kernels.default())
-        for rank in range(size)
-    ]
-    try:
-        yield drivers_
-    finally:
-        for driver in drivers_:
-            await driver.close()
-        for row in rows:
-            for channel in row:
-                if channel is not None:
-                    channel.abort()
-        for _, listener in made:
-            await listener.close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+async def chaotic(size: int, seed: int) -> AsyncIterator[list[AsyncioDriver]]:
+    """Connect `size` drivers in memory; frames overtake each other."""
+    transport = ChaosTransport.around(MemoryTransport, seed=seed, delay=4)
+    async with memory_mesh(size, transport) as rows:
+        made = [
+            AsyncioDriver(rank=rank, size=size, channels=row, kernels=kernels.default())
+            for rank, row in enumerate(rows)
+        ]
+        try:
+            yield made
+        finally:
+            for driver in made:
+                await driver.close()
 
 
 @contextmanager
