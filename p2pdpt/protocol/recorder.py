@@ -79,6 +79,8 @@ def record(
         TopologyError: it broke a rule.
     """
     exact = topology.agreement == "exact" and reduction is not Reduction.NONE
+    if size == 1:
+        raise Unplannable("there is nobody to share memory with")
     if reduction is not Reduction.NONE and not exact:
         raise Unplannable("its members do not end with the same result")
     rounds = _record_all(topology, bucket, dtype, size, facts, reduction)
@@ -88,9 +90,13 @@ def record(
     if reduction is Reduction.NONE:
         # Whoever keeps its own contribution copies it into its result.
         pieces += _keep_leaves(rounds, pieces, size)
+        if any(piece.area == WIDE for piece in pieces):
+            raise Unplannable("it leaves sums of half precision that nobody rounds")
     if fuse:
         _fuse(pieces)
     alive = [piece for piece in pieces if not piece.gone]
+    for piece in alive:
+        _refuse_overlap(piece)
     _find_hazards(alive, size, bucket.length)
     return _assemble(alive, size, fuse, reduction, exact)
 
@@ -384,6 +390,15 @@ def _fuse(pieces: list[_Piece]) -> None:
             del source
             piece.sources[:1] = first.sources
             first.gone = True
+
+
+def _refuse_overlap(piece: _Piece) -> None:
+    """Refuse a fold that would overwrite what it has yet to read."""
+    for source, _, _ in piece.sources:
+        apart = abs(source.start - piece.start)
+        same = source.rank == piece.rank and source.area == piece.area
+        if same and 0 < apart < piece.length:
+            raise Unplannable("it moves a region over a part of itself")
 
 
 def _find_hazards(pieces: list[_Piece], size: int, length: int) -> None:

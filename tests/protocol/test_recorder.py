@@ -330,6 +330,25 @@ def test_members_that_end_apart_are_not_planned() -> None:
         planned(Loose(), 2, 8)
 
 
+class First(Topology):
+    """Rank 0 adds what two of three have, and nobody finishes it."""
+
+    static: ClassVar[bool] = True
+
+    async def exchange(self, links: Links, bucket: Bucket) -> None:
+        if links.rank == 1:
+            await links.move(Send(0, bucket.region))
+        elif links.rank == 0:
+            await links.move(Recv((0, 1), bucket.region, ADD))
+
+
+def test_what_shared_memory_cannot_hold_is_not_planned() -> None:
+    with pytest.raises(Unplannable, match="nobody to share"):
+        planned(Ring(), 1, 8)
+    with pytest.raises(Unplannable, match="half precision that nobody rounds"):
+        planned(First(), 3, 8, "bfloat16", Reduction.NONE)
+
+
 class Doubling(Topology):
     """Both partners overwrite what the other reads, in one move."""
 
