@@ -49,6 +49,8 @@ AT_ONCE: Final = 1 << 16
 """Elements of a bucket that the event loop may reduce itself: some ten microseconds of folds."""
 BRIEF_SPINS: Final = 1000
 """Pauses of the event loop before it leaves a round to the worker: about 0.1 ms."""
+BRIEF_YIELDS: Final = 2
+"""Few, because on a busy machine each may take as long as another's share of the processor."""
 
 
 @dataclass(eq=False)
@@ -140,6 +142,7 @@ class NativeDriver:
             "poke": self._unpoked,
             "brief": True,
             "spins": BRIEF_SPINS if spare else 0,
+            "yields": BRIEF_YIELDS,
         }
         self._brief = ffi.new("p2pdpt_executor *", waits)
         self._one = ffi.new("p2pdpt_round *[]", 1)
