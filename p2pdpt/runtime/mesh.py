@@ -44,6 +44,7 @@ _FIRST_S: Final = 0.05
 _MOST_S: Final = 2.0
 _TRIES: Final = 4
 _YIELD_S: Final = 0.3
+_WARNINGS: Final = 256
 
 
 class _Target:
@@ -101,7 +102,7 @@ class Mesh:
         self._loop = asyncio.get_running_loop()
         self._liveness = Liveness(patience, self._loop.time())
         self._timer = self._loop.call_at(self._liveness.next_tick(), self._tick)
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, ...]] = set()
         # Not the module's generator: that one is the program's own.
         self._rng = random.Random()
 
@@ -409,8 +410,10 @@ class Mesh:
             for name, there, here in rows
             if there != here
         ]
-        if different and link.peer.node_id not in self._warned:
-            self._warned.add(link.peer.node_id)
+        # By name: a node that is started again and again must not fill the log.
+        warning = link.peer.name, *different
+        if different and warning not in self._warned and len(self._warned) < _WARNINGS:
+            self._warned.add(warning)
             logger.warning("node %s has other versions: %s", link.peer, "; ".join(different))
 
 

@@ -317,3 +317,23 @@ def free_ports() -> Callable[[int], list[int]]:
         return ports
 
     return find
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[..., str]:
+    """Return a function that makes a distribution of one module, and returns its folder.
+
+    ``install(name, code, entry_points)``: put the folder on the path of a process.
+    """
+
+    def make(name: str, code: str, points: str, version: str = "1.2") -> str:
+        module = name.replace("-", "_")
+        site = tmp_path / f"site-{name}"
+        info = site / f"{module}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(points)
+        (site / f"{module}.py").write_text(code)
+        return str(site)
+
+    return make

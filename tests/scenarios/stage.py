@@ -21,6 +21,7 @@ from p2pdpt import Node, NodeConfig, P2PError, RunConfig, read_environ
 from p2pdpt.dtypes import dtype_named
 from p2pdpt.group import Group
 
+
 def name() -> str:
     """Return what this node is called."""
     return os.environ["P2PDPT_NAME"]
@@ -51,7 +52,8 @@ def await_file(path: str, limit: float = 60.0) -> None:
 
 def pattern(rank: int, length: int) -> np.ndarray[Any, Any]:
     """Return P(rank)."""
-    return (3000 * 2**rank + np.arange(length) % 997).astype("float32")
+    values: np.ndarray[Any, Any] = 3000 * 2**rank + np.arange(length) % 997
+    return values.astype("float32")
 
 
 def pattern_sum(ranks: int, length: int) -> np.ndarray[Any, Any]:
@@ -77,9 +79,7 @@ def m1(hidden: int = 4) -> nn.Sequential:
 
 def m2() -> nn.Sequential:
     """Return M2 of the scenarios."""
-    return nn.Sequential(
-        nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10)
-    )
+    return nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def batch(step: int, samples: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +106,11 @@ def hash_of(*tensors: Any) -> str:
 def furthest(one: nn.Module, other: nn.Module) -> float:
     """Return the largest difference between two models' parameters."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return max(float((a.detach().double() - b.detach().double()).abs().max()) for a, b in pairs if a.numel())
+    return max(
+        float((a.detach().double() - b.detach().double()).abs().max())
+        for a, b in pairs
+        if a.numel()
+    )
 
 
 # A node in an asyncio program.

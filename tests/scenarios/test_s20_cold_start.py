@@ -38,9 +38,7 @@ def test_s20_one_group_every_time(
             within(each[0]["at"] - began, 5)
 
 
-def test_s20_the_seed_comes_late(
-    peers: Any, together: Any, within: Any, free_ports: Any
-) -> None:
+def test_s20_the_seed_comes_late(peers: Any, together: Any, within: Any, free_ports: Any) -> None:
     seed = f"127.0.0.1:{free_ports(1)[0]}"
     early = peers(SCRIPT, 3, first=1, node=NODE, join=seed, min_nodes=4)
     time.sleep(2)

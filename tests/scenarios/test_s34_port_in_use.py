@@ -34,8 +34,9 @@ def test_s34_by_anybody_else(command: Any, tmp_path: Any, script: bool) -> None:
     train.write_text("import p2pdpt, torch\np2pdpt.session(torch.nn.Linear(1, 1)).__enter__()\n")
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = str(held.getsockname()[1])
-        arguments = ("run", "--port", port, str(train)) if script else (
-            "node", "start", "--port", port)
+        arguments = (
+            ("run", "--port", port, str(train)) if script else ("node", "start", "--port", port)
+        )
         check(command(*arguments), port, os.getpid())
 
 

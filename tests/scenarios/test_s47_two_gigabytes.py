@@ -47,9 +47,7 @@ def available() -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("size", [2**31 - 4, 2**31, 2**31 + 4, 2**32 + 4])
-def test_s47_exact_beyond_every_limit(
-    peers: Any, together: Any, transport: str, size: int
-) -> None:
+def test_s47_exact_beyond_every_limit(peers: Any, together: Any, transport: str, size: int) -> None:
     """The state that a joiner gets belongs to joining."""
     # Two areas on each of two nodes.
     if available() < 4 * size + (2 << 30):

@@ -50,9 +50,7 @@ CASES = {"A": [[8] * 5, [8, 8, 8, 8, 3]], "B": [[8] * 5, [8] * 4]}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_s68_every_sample_counts_alike(
-    peers: Any, together: Any, within: Any, case: str
-) -> None:
+def test_s68_every_sample_counts_alike(peers: Any, together: Any, within: Any, case: str) -> None:
     said = together(peers(SCRIPT.replace("{sizes}", str(CASES[case])), 2))
     assert {each[-1]["steps"] for each in said} == {15}
     assert len({each[-1]["digest"] for each in said}) == 1

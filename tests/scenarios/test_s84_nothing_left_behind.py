@@ -92,6 +92,8 @@ def test_s84_no_process_port_or_file(command: Any, tmp_path: Path, free_ports: A
             assert time.monotonic() < deadline, (way, running(mark))
             time.sleep(0.05)
         left = list((tmp_path / way).iterdir())
-        # Python's own for the loader's workers, which a killed process does not remove.
-        assert [path for path in left if not path.name.startswith("pymp-")] == [], way
+        # Not ours: torch's compiler keeps its folder, and Python's own for the loader's workers
+        # stays behind when a process is killed.
+        left = [path for path in left if not path.name.startswith(("pymp-", "torchinductor"))]
+        assert left == [], way
     assert {entry for entry in os.listdir("/dev/shm") if "p2pdpt" in entry} == before
