@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import inspect
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +21,16 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("house", settings.get_profile("search"), derandomize=True)
 settings.load_profile("house")
+
+# Whoever starts the tests in the background or under nohup has signals ignored, which every
+# process started here would inherit; the tests are about programs that were started plainly.
+for _number, _plain in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _plain)
 
 PATIENCE_S = 2.0
 """How long what was told to end may take to be gone."""
