@@ -145,10 +145,12 @@ class MeshGroup(Group):
         async def gather(payload: bytes, name: str) -> list[bytes]:
             return await self.all_gather(payload, name=name)
 
+        async def needing_all(work: Coroutine[Any, Any, None]) -> None:
+            await self._round(operation, RoundKey(self.view.number, 0, 0, 0, NO_BUCKET), work)
+
         self._check(operation, None)
         try:
-            sharing = self._sharing.open(gather, self._topology, transports)
-            await self._round(operation, RoundKey(self.view.number, 0, 0, 0, NO_BUCKET), sharing)
+            await self._sharing.open(gather, needing_all, self._topology, transports)
         except PeerFailedError as error:
             raise error.during(operation, None) from error.__cause__
 

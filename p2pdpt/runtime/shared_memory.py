@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from p2pdpt.runtime.host_door import HostDoor
 from p2pdpt.topology import ADD
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from p2pdpt.memory import BucketMemory
     from p2pdpt.protocol.view import View
@@ -73,13 +73,16 @@ class SharedMemory:
     async def open(
         self,
         gather: Callable[[bytes, str], Awaitable[list[bytes]]],
+        needing_all: Callable[[Coroutine[Any, Any, None]], Awaitable[None]],
         topology: Topology,
         transports: Sequence[str],
     ) -> None:
         """Find out whether all members can, all alike, and share if so. All members call it.
 
         Args:
-            gather: gives a payload to all members and returns theirs by rank.
+            gather: gives a payload to all members and returns theirs by rank; a member may
+                leave when its own call has returned.
+            needing_all: awaits what cannot end without all members, and fails if one leaves.
             topology: of the group.
             transports: which this member was told to use.
 
@@ -99,12 +102,13 @@ class SharedMemory:
             if not reason:
                 assert self._door is not None
                 assert self._driver is not None
-                failed = await self._door.connect(standings)
+                failed: dict[int, str] = {}
+                await needing_all(self._connect(standings, failed))
                 all_failed = await gather(msgspec.msgpack.encode(failed), _NAME)
                 reason = verdict(names, [told(each, dict[int, str]) for each in all_failed])
                 if not reason:
                     self._door.begin()
-                    await self._driver.open()
+                    await needing_all(self._driver.open())
         except BaseException:
             self.close()
             raise
@@ -120,6 +124,10 @@ class SharedMemory:
                 f"{reason}"
             )
         logger.info("sharing.none: %s", reason)
+
+    async def _connect(self, standings: Sequence[Standing], failed: dict[int, str]) -> None:
+        assert self._door is not None
+        failed.update(await self._door.connect(standings))
 
     def _stand(self, transports: Sequence[str]) -> Standing:
         required = tuple(transports) == (SHARED,)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
 import msgspec
@@ -194,9 +194,12 @@ async def test_lies_are_refused() -> None:
         async def gather(payload: bytes, name: str, said: bytes = said) -> list[bytes]:
             return [payload, said]
 
+        async def plainly(work: Coroutine[Any, Any, None]) -> None:
+            await work
+
         sharing = SharedMemory(view, 0, lambda rank, error: None)
         with pytest.raises(FrameError, match="a member says what cannot be read"):
-            await sharing.open(gather, Ring(), ("shm", "tcp"))
+            await sharing.open(gather, plainly, Ring(), ("shm", "tcp"))
         assert not sharing.active
         sharing.close()
 
