@@ -7,17 +7,20 @@ null while it runs. Each process leads a session of its own.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import runpy
 import sys
+import threading
 import warnings
 
-import numpy  # noqa: F401 - what takes long to import, and what the scripts need
-import stage  # noqa: F401
-import torch.utils.data  # noqa: F401
+import stage  # noqa: F401 - what takes long to import, and what the scripts need
+import torch.utils.data
+import uvloop  # noqa: F401
 
-import p2pdpt.runtime.node
+import p2pdpt.runtime.joining
 import p2pdpt.training  # noqa: F401
 
 
@@ -56,7 +59,26 @@ def serve() -> str:
     return ""
 
 
+# torch imports a third of itself with the first optimizer.
+torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+# Pages that are the same in all processes stay the same.
+gc.collect()
+gc.freeze()
 if script := serve():
-    # What happens from here on is as in a process that was started with this script.
+    # What happens from here on is as in a process that was started with this script, but that the
+    # interpreter does not take itself apart at the end, which takes longer than most scripts.
     warnings.simplefilter("error")
-    runpy.run_path(script, run_name="__main__")
+    code: object = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        code = error.code or 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)

@@ -42,16 +42,3 @@ def test_s04_the_others_learn_of_the_error_at_once(peers: Any, within: Any) -> N
         last = peer.wrote().strip().splitlines()[-1]
         assert last.startswith("p2pdpt.errors.PeerFailedError: peer n1 (")
         assert last.endswith(" at step 7: ValueError: bad sample 1234")
-
-
-def test_s04_told_by_the_launcher(peers: Any, command: Any, tmp_path: Any) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os\nos.environ['P2PDPT_NAME'] = 'n' + os.environ['P2PDPT_NAME'][4:]\n"
-        "from stage import *\n" + SCRIPT
-    )
-    process = command("run", "--nodes", "3", str(script))
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 1
-    lines = errors.strip().splitlines()
-    assert any("node1 (rank 1) failed at step 7: ValueError: bad sample 1234" in x for x in lines)
