@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["Subject"]
+
+_UNSHAPED: Final = (
+    torch.nn.parameter.UninitializedParameter,
+    torch.nn.parameter.UninitializedBuffer,
+)
 
 
 class Subject:
@@ -60,17 +65,14 @@ class Subject:
     def _check_models(self) -> None:
         if not self.models or not all(isinstance(each, torch.nn.Module) for each in self.models):
             raise SessionError("p2pdpt.session(model) takes a torch.nn.Module, or a list of them")
-        for name, parameter in self.parameters():
-            if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-                raise SessionError(
-                    f"parameter {name} has no shape yet; run one batch through the model before "
-                    "p2pdpt.session(...)"
-                )
-            if parameter.device.type != "cpu":
-                raise SessionError(
-                    f"parameter {name} is on {parameter.device}; only models in main memory can "
-                    "be trained so far: use model.to('cpu')"
-                )
+        for index, model in enumerate(self.models):
+            for kind, named in (
+                ("parameter", model.named_parameters()),
+                ("buffer", model.named_buffers()),
+            ):
+                for name, tensor in self._numbered(index, named):
+                    if reason := _obstacle(tensor):
+                        raise SessionError(f"{kind} {name} {reason}")
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__name__
@@ -170,6 +172,30 @@ class Subject:
                 hooks.callback(each.register_step_pre_hook(before).remove)
                 hooks.callback(each.register_step_post_hook(after).remove)
             yield
+
+
+def _obstacle(tensor: torch.Tensor) -> str:
+    """Return why a parameter or buffer cannot be kept equal on all nodes, and what to do."""
+    if isinstance(tensor, _UNSHAPED):
+        return "has no shape yet; run one batch through the model before p2pdpt.session(...)"
+    if tensor.layout != torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        return f"has the layout {layout}; only dense ones can be sent: use to_dense()"
+    if tensor.device.type == "meta":
+        return (
+            "has no memory, for it is on the device meta; use model.to_empty(device='cpu') and "
+            "give it values before p2pdpt.session(...)"
+        )
+    if tensor.device.type != "cpu":
+        return (
+            f"is on {tensor.device}; only models in main memory can be trained so far: use "
+            "model.to('cpu')"
+        )
+    if tensor.is_quantized:
+        return "is quantized; only plain numbers can be sent: use dequantize()"
+    if torch._debug_has_internal_overlap(tensor) == 1:
+        return "has several elements in one place of memory (expand); use clone()"
+    return ""
 
 
 def _closure_text(kind: str) -> str:

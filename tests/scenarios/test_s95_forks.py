@@ -19,7 +19,8 @@ def main_():
     data = TensorDataset(torch.randn(120, 8), torch.ones(120, 1))
     with p2pdpt.session(model, optimizer) as s:
         loader = DataLoader(
-            data, batch_size=6, num_workers={workers}, multiprocessing_context="{method}", shuffle=True
+            data, batch_size=6, shuffle=True,
+            num_workers={workers}, multiprocessing_context="{method}",
         )
         for epoch in s.epochs({epochs}):
             for x, y in s.split(loader):

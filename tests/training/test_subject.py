@@ -64,7 +64,7 @@ def test_what_cannot_be_trained_is_refused_by_name() -> None:
         Subject(model, sgd(nn.Linear(1, 1)))
     with pytest.raises(SessionError, match=r"takes a torch\.nn\.Module"):
         Subject([])
-    with pytest.raises(SessionError, match="parameter weight is on meta"):
+    with pytest.raises(SessionError, match=r"parameter weight has no memory.*model\.to_empty"):
         Subject(nn.Linear(1, 1, device="meta"))
     with pytest.raises(SessionError, match="parameter weight has no shape yet"):
         Subject(nn.LazyLinear(1))
@@ -88,3 +88,22 @@ def test_steps_are_told_and_closures_refused_inside_the_block_only() -> None:
     assert told == [1, 1]
     optimizers[0].step(lambda: 0.0)
     assert told == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.eye(3).to_sparse(), "layout sparse_coo"),
+        (torch.ones(1).expand(4), "several elements in one place"),
+        (torch.ones(2, device="meta"), "has no memory"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_name(tensor: torch.Tensor, said: str) -> None:
+    one, two = nn.Linear(1, 1), nn.Linear(1, 1)
+    two.register_buffer("odd", tensor)
+    with pytest.raises(SessionError, match=rf"^buffer 1\.odd .*{said}"):
+        Subject([one, two])
+    three = nn.Module()
+    three.odd = nn.Parameter(tensor, requires_grad=False)
+    with pytest.raises(SessionError, match=rf"^parameter odd .*{said}"):
+        Subject(three)
