@@ -182,6 +182,7 @@ def _run(
     }
     command = [
         sys.executable,
+        "-P",  # else a folder called p2pdpt where the user stands hides the installed one
         "-m",
         module,
         msgspec.json.encode(task).decode(),

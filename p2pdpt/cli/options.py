@@ -76,7 +76,12 @@ run_options = _together(
         help="How many nodes the run waits for, those elsewhere included.",
     ),
     click.option("--wait", type=float, metavar="SECONDS", help="How long it waits for them."),
-    click.option("--seed", type=int, metavar="S", help="The run's seed; random unless given."),
+    click.option(
+        "--seed",
+        type=int,
+        metavar="S",
+        help="What the order of the data is drawn from; torch's initial seed unless given.",
+    ),
 )  # fmt: skip
 """Which run a node joins, and what it begins with."""
 

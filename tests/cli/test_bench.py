@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,3 +78,16 @@ def test_a_small_one(command: Command, tmp_path: Path) -> None:
             assert row["ratio_to_gloo"] == gloo["median_s"] / row["median_s"]
             assert row["cpu_s"] > 0
     assert out.count("\n") == 1 + len(rows)
+
+
+def test_a_folder_of_our_name_hides_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "p2pdpt").mkdir()
+    (tmp_path / "p2pdpt" / "__init__.py").write_text("raise ImportError('the wrong one')\n")
+    # -P is what the installed command amounts to: it does not look where the user stands.
+    begin = [sys.executable, "-P", "-c", "from p2pdpt.cli.main import main; main()"]
+    small = ["bench", "allreduce", "--sizes", "4K", "--nodes", "2", "--repeat", "1"]
+    done = subprocess.run(
+        begin + small, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr.count("the wrong one")) == (0, 0)
+    assert " 4K " in done.stdout
