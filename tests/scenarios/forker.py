@@ -59,14 +59,8 @@ def serve() -> str:
     return ""
 
 
-# torch imports a third of itself with the first optimizer.
-torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
-# Pages that are the same in all processes stay the same.
-gc.collect()
-gc.freeze()
-if script := serve():
-    # What happens from here on is as in a process that was started with this script, but that the
-    # interpreter does not take itself apart at the end, which takes longer than most scripts.
+def end(script: str) -> int:
+    """Run a script as in a process that was started with it, and return its exit code."""
     warnings.simplefilter("error")
     code: object = 0
     try:
@@ -81,4 +75,15 @@ if script := serve():
     gc.collect()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
+    return code if isinstance(code, int) else 1
+
+
+if __name__ == "__main__":
+    # torch imports a third of itself with the first optimizer.
+    torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    # Pages that are the same in all processes stay the same.
+    gc.collect()
+    gc.freeze()
+    if script := serve():
+        # The interpreter does not take itself apart, which takes longer than most scripts.
+        os._exit(end(script))
