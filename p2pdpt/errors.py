@@ -69,7 +69,14 @@ __all__ = [
 
 
 class P2PError(Exception):
-    """The root of every error that p2pdpt raises."""
+    """The root of every error that p2pdpt raises.
+
+    Attributes:
+        agreed: whether every member comes to this error by itself, from what all were told, so
+            that nobody needs to hear of it from a member that leaves because of it.
+    """
+
+    agreed: bool = False
 
 
 class UsageError(P2PError):
@@ -202,6 +209,8 @@ class PeerLeftError(PeerFailedError):
 class SchemaError(GroupError):
     """The members' models differ; the text lists the first differences."""
 
+    agreed = True
+
 
 class ViewChangedError(GroupError):
     """The view ended while this operation waited in it."""
@@ -209,3 +218,10 @@ class ViewChangedError(GroupError):
 
 class SessionError(P2PError):
     """The session was used in a way that cannot work; the text says what to do instead."""
+
+    @classmethod
+    def of_all(cls, text: str) -> SessionError:
+        """Return an error that every member comes to by itself."""
+        error = cls(text)
+        error.agreed = True
+        return error

@@ -64,7 +64,7 @@ class Agreement:
             for name, item in zip(self.names, heard, strict=True):
                 calls.setdefault(item.call, []).append(name)
             listed = "; ".join(f"{', '.join(who)} called {what}" for what, who in calls.items())
-            raise SessionError(
+            raise SessionError.of_all(
                 f"the nodes called different things at the same time: {listed}. "
                 "All nodes must make the same calls in the same order"
             )

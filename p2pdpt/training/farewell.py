@@ -49,7 +49,7 @@ def end_together(
     if exact and len({(each.steps, each.digest) for each in endings}) > 1:
         listed = dict(list(details().items())[:LISTED])
         parts = agreement.gather("the end of the session, details", listed, dict[str, str])
-        raise SessionError(describe_difference(agreement.names, endings, parts))
+        raise SessionError.of_all(describe_difference(agreement.names, endings, parts))
     # Whoever hears all of this second call knows that all have finished the first, so that nobody
     # disturbs it by leaving; whoever leaves during this one has heard enough.
     with contextlib.suppress(P2PError):

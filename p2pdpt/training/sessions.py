@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from p2pdpt.config import NodeConfig, RunConfig, read_environ
-from p2pdpt.errors import SessionError
+from p2pdpt.errors import P2PError, SessionError
 from p2pdpt.registry import create_topology
 from p2pdpt.training.agreement import Agreement
 from p2pdpt.training.backward import Backward
@@ -224,7 +224,8 @@ class Session:
         try:
             self._release()
         finally:
-            self._connection.close(text)
+            agreed = isinstance(error, P2PError) and error.agreed
+            self._connection.close(None if agreed else text)
 
     def _release(self) -> None:
         self._ended = True

@@ -86,7 +86,7 @@ def agree_on_state(names: Sequence[str], digests: Sequence[dict[str, str]]) -> N
             groups.setdefault(found.get(what, ""), []).append(name)
         if len(groups) > 1:
             sides = " from that of ".join(", ".join(nodes) for nodes in groups.values())
-            raise SessionError(
+            raise SessionError.of_all(
                 f"the state of {what} differs at the start: that of {sides}. Load the same "
                 "checkpoint into it on every node before p2pdpt.session(...), or on none"
             )

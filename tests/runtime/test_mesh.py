@@ -198,7 +198,7 @@ async def test_once_the_view_is_formed_only_members_are_kept(make: Make) -> None
     four.sight(one)
     await wait_for(lambda: (one.node_id, Vote(5)) in four.heard)
     await wait_for(lambda: four.down)
-    assert list(one.mesh.links) == [two.node_id]
+    await wait_for(lambda: list(one.mesh.links) == [two.node_id])
 
 
 async def test_rule_breakers_are_cut_off(make: Make) -> None:
