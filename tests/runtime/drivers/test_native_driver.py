@@ -317,7 +317,8 @@ async def test_a_hundred_rounds_with_new_memory_leak_nothing(start: Start) -> No
         )
         assert (memories[0].result == np.float16(step + 0.5)).all()
         counts.append(descriptors())
-    assert counts[5] == counts[99]
+    # When the worker lets go of the memory of before is its own affair.
+    assert max(counts[50:]) <= max(counts[:50])
     assert len(hub.names) == 101
 
 
