@@ -19,6 +19,9 @@ _T = TypeVar("_T")
 
 def run_on_loop(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine on a new event loop, uvloop's where there is one."""
+    from p2pdpt.runtime.sockets import fill_standard
+
+    fill_standard()
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop

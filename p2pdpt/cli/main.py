@@ -102,7 +102,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with the code of DESIGN.md section 7."""
+    """Run the command line and exit with one of the codes that its help lists."""
     try:
         code = cli.main(prog_name="p2pdpt", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

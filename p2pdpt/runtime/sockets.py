@@ -22,7 +22,7 @@ from typing import Any, Final
 from p2pdpt.address import Address, is_loopback
 from p2pdpt.errors import AddressInUseError, ConfigError
 
-__all__ = ["bind", "connect", "outward_hosts", "port_owner", "resolve", "track"]
+__all__ = ["bind", "connect", "fill_standard", "outward_hosts", "port_owner", "resolve", "track"]
 
 _SIOCGIFADDR: Final = 0x8915
 
@@ -49,6 +49,20 @@ def _close_in_child() -> None:
         for descriptor in descriptors:
             os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
+
+
+def fill_standard() -> None:
+    """Let the descriptors 0 to 2 lead to ``/dev/null`` where they are closed, as under a daemon.
+
+    Else the next sockets would get these numbers; libuv ends the process where it closes such a
+    one, and whatever prints would write into a connection.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.open(os.devnull, os.O_RDWR)
 
 
 async def resolve(address: Address) -> list[tuple[socket.AddressFamily, Any]]:

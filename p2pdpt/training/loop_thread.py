@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2pdpt.errors import SessionError
+from p2pdpt.runtime.sockets import fill_standard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -68,6 +69,7 @@ class LoopThread:
         """Start the thread and return when its loop runs; a second call does nothing."""
         if self._thread is not None:
             return
+        fill_standard()
         # A daemon, so that an interpreter that ends without `stop` is not held up.
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()

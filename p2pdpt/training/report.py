@@ -6,6 +6,7 @@ is shown as text by the first node.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -80,8 +81,10 @@ class Reporter:
             line = f"epoch {epoch}  step {step}  {values}"
             if self._show is not None:
                 self._show(line)
-            else:
-                sys.stderr.write(line + "\n")
+            elif sys.stderr is not None:
+                # A terminal that has gone is no reason to stop.
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(line + "\n")
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -135,3 +137,15 @@ async def test_a_cancelled_connection_leaves_nothing_with_the_loop() -> None:
             assert not asyncio.get_running_loop().remove_writer(sock.fileno())
         else:
             assert isinstance(task.exception(), OSError)
+
+
+def test_closed_standard_descriptors_are_filled() -> None:
+    # In a process of its own, which has nothing else open.
+    code = (
+        "import os\nfrom p2pdpt.runtime.sockets import fill_standard\n"
+        "os.dup2(1, 9)\nfor number in (0, 2): os.close(number)\n"
+        "fill_standard()\nlast = os.open('/dev/null', 0)\n"
+        "os.write(9, f'{last} {os.readlink(\"/proc/self/fd/0\")}'.encode())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "3 /dev/null"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -110,3 +111,12 @@ def test_without_a_reader_the_first_node_shows_reports() -> None:
 def test_by_default_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     Reporter(None, lambda: 0.0).report(1, 0, {"loss": 0.5}, first=True)
     assert capsys.readouterr().err == "epoch 0  step 1  loss 0.5\n"
+
+
+def test_without_a_stderr_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    Reporter(None, lambda: 0.0).report(1, 0, {"loss": 0.5}, first=True)
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    Reporter(None, lambda: 0.0).report(1, 0, {"loss": 0.5}, first=True)
