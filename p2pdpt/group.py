@@ -104,9 +104,10 @@ class Group(ABC):
             step: the step that is open.
             bucket: its number in the step.
             attempt: which repetition of the step.
-            weight: of this node's contribution, 0 or more; all zero gives zeros.
+            weight: of this node's contribution: 0, or from 1e-12 to 1e12; all zero gives zeros.
 
         Raises:
+            ConfigError: the type, the number of the bucket or the weight cannot be.
             PeerFailedError: a member failed or left; `mine` is unharmed.
             TopologyError: the topology broke a rule.
         Cancellation abandons the round: `mine` is unharmed, nothing is written any more.

@@ -8,7 +8,7 @@ are equal nothing is multiplied, so that equal batches cost nothing and round li
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from p2pdpt.channel import Meta
 from p2pdpt.errors import HazardError
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
     from p2pdpt.topology import Combine
 
-__all__ = ["Fold", "Reduction", "finish", "join", "leaf"]
+__all__ = ["HEAVIEST", "LIGHTEST", "Fold", "Reduction", "finish", "is_weight", "join", "leaf"]
+
+LIGHTEST: Final = 1e-12
+HEAVIEST: Final = 1e12
+"""What a contribution may weigh: elements times weights must neither overflow nor vanish in
+float32, nor the sum of weights."""
 
 
 class Reduction(enum.Enum):
@@ -48,6 +53,11 @@ class Fold(NamedTuple):
 
 
 FINISHED = Meta(1.0, 1.0, 0)
+
+
+def is_weight(weight: float) -> bool:
+    """Return whether a contribution may weigh so much: 0, or from LIGHTEST to HEAVIEST."""
+    return weight == 0 or LIGHTEST <= weight <= HEAVIEST
 
 
 def leaf(weight: float) -> Meta:

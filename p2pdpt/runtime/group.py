@@ -33,6 +33,7 @@ from p2pdpt.protocol.messages import (
     Released,
 )
 from p2pdpt.protocol.step import Act, StepTransaction
+from p2pdpt.protocol.weighting import HEAVIEST, LIGHTEST, is_weight
 from p2pdpt.runtime.departures import Departures
 from p2pdpt.runtime.drivers.asyncio_driver import AsyncioDriver, Reduction, RoundKey
 from p2pdpt.runtime.drivers.collectives import Broadcast
@@ -203,6 +204,13 @@ class MeshGroup(Group):
         self._check(operation, step)
         if not memory.dtype.inexact:
             raise ConfigError(f"a mean of {memory.dtype.name} elements does not exist")
+        if not 0 <= bucket < NO_BUCKET:
+            raise ConfigError(f"{operation}: buckets have numbers from 0 to {NO_BUCKET - 1}")
+        if not is_weight(weight):
+            raise ConfigError(
+                f"{operation}: a contribution weighs 0, or from {LIGHTEST:g} to {HEAVIEST:g}, "
+                f"not {weight!r}"
+            )
         self._steps.open(step, attempt)
         self._rounds.sealed(self._steps.done)
         self.started = step

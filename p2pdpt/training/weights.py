@@ -7,9 +7,8 @@ exchange takes what was touched since the last exchange. A further exchange with
 
 from __future__ import annotations
 
-import math
-
 from p2pdpt.errors import SessionError
+from p2pdpt.protocol.weighting import HEAVIEST, LIGHTEST, is_weight
 
 __all__ = ["SampleLedger"]
 
@@ -40,10 +39,12 @@ class SampleLedger:
         A batch that was handed out with 0 keeps 0: it is a repetition.
 
         Raises:
-            SessionError: `weight` is negative or not finite.
+            SessionError: `weight` is negative, not finite, or too large or small to count with.
         """
-        if not (math.isfinite(weight) and weight >= 0):
-            raise SessionError(f"a weight must be a finite number from 0 on, not {weight!r}")
+        if not is_weight(weight):
+            raise SessionError(
+                f"a weight must be 0, or a number from {LIGHTEST:g} to {HEAVIEST:g}, not {weight!r}"
+            )
         if self._repeated:
             return
         if self._handed is None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from p2pdpt.channel import Meta
 from p2pdpt.errors import HazardError
-from p2pdpt.protocol.weighting import Fold, Reduction, finish, join, leaf
+from p2pdpt.protocol.weighting import Fold, Reduction, finish, is_weight, join, leaf
 from p2pdpt.topology import ADD, COPY, MAX, MIN, PROD
 
 MEAN, SUM, NONE = Reduction.MEAN, Reduction.SUM, Reduction.NONE
@@ -104,3 +104,9 @@ def test_any_tree_of_folds_is_the_weighted_mean(weights: list[float], cuts: list
     total = sum(weights)
     expected = sum(w * v for w, v in zip(weights, values, strict=True)) / total if total else 0.0
     assert value == pytest.approx(expected)
+
+
+def test_what_a_contribution_may_weigh() -> None:
+    assert all(is_weight(weight) for weight in (0, 1e-12, 1, 32, 1e12))
+    wrong = (-1, 1e-13, 1e13, float("inf"), float("nan"))
+    assert not any(is_weight(weight) for weight in wrong)

@@ -100,6 +100,11 @@ async def test_what_cannot_be_asked(groups: Start) -> None:
         await group.all_gather(b"", name="")
     with pytest.raises(ConfigError, match="exceeds 8388608"):
         await group.all_gather(bytes(9 << 20), name="n")
+    with pytest.raises(ConfigError, match="buckets have numbers from 0"):
+        await group.exchange(fill(group, 1), step=0, bucket=-1)
+    for weight in (-1.0, float("inf"), float("nan"), 1e308, 1e-320):
+        with pytest.raises(ConfigError, match="a contribution weighs 0, or from 1e-12 to 1e"):
+            await group.exchange(fill(group, 1), step=0, bucket=0, weight=weight)
     with pytest.raises(SessionError, match="step 1 cannot begin"):
         await group.exchange(fill(group, 1), step=1, bucket=0)
     assert group.failure is None
