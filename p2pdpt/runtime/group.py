@@ -40,7 +40,7 @@ from p2pdpt.runtime.drivers.collectives import Broadcast
 from p2pdpt.runtime.gathers import Gathers
 from p2pdpt.runtime.rounds import Rounds
 from p2pdpt.runtime.shared_memory import SharedMemory
-from p2pdpt.topology import ADD
+from p2pdpt.topology import ADD, MAX, MIN, PROD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -110,6 +110,7 @@ class MeshGroup(Group):
         self._sealing: asyncio.Future[None] | None = None
         self._gathers = Gathers(rank, view.size, self._tell)
         self._made: dict[int, int] = {}
+        self._turns: dict[int, asyncio.Lock] = {}
         self._departures = Departures(view, self._send)
         self._names: dict[int, str] = {}
         self._rounds = Rounds()
@@ -239,6 +240,8 @@ class MeshGroup(Group):
     async def all_reduce(
         self, memory: BucketMemory, combine: Combine, *, name: str, mean: bool = False
     ) -> None:
+        if combine not in (ADD, MIN, MAX, PROD):
+            raise ConfigError(f"all_reduce joins with ADD, MIN, MAX or PROD, not {combine!r}")
         if mean and not memory.dtype.inexact:
             raise ConfigError(f"a mean of {memory.dtype.name} elements does not exist")
         if mean and combine is not ADD:
@@ -415,9 +418,15 @@ class MeshGroup(Group):
         self._made[stream] = count + 1
         key = RoundKey(self.view.number, stream, count, 0, 0)
         try:
-            await self._round(operation, key, run(key))
+            await self._round(operation, key, self._in_turn(stream, run(key)))
         finally:
             self._departures.over(stream, count + 1)
+
+    async def _in_turn(self, stream: int, run: Coroutine[Any, Any, None]) -> None:
+        """Run one of several collectives of one name, in the order of their calls."""
+        with contextlib.closing(run):
+            async with self._turns.setdefault(stream, asyncio.Lock()):
+                await run
 
     def _stream(self, name: str) -> int:
         digest = hashlib.sha256(name.encode()).digest()

@@ -21,7 +21,7 @@ from p2pdpt.errors import (
 from p2pdpt.group import Group
 from p2pdpt.memory import BucketMemory
 from p2pdpt.protocol.messages import Decide, Gather, Ok
-from p2pdpt.topology import ADD, MAX
+from p2pdpt.topology import ADD, COPY, MAX
 
 Start = Callable[..., Any]
 F32 = DTYPES["float32"]
@@ -94,6 +94,8 @@ async def test_what_cannot_be_asked(groups: Start) -> None:
         await group.all_reduce(whole, ADD, name="n", mean=True)
     with pytest.raises(ConfigError, match="a mean needs ADD"):
         await group.all_reduce(fill(group, 1), MAX, name="n", mean=True)
+    with pytest.raises(ConfigError, match=r"joins with ADD, MIN, MAX or PROD, not <Combine\.COPY"):
+        await group.all_reduce(whole, COPY, name="n")
     with pytest.raises(ConfigError, match="root 1"):
         await group.broadcast(whole, root=1, name="n")
     with pytest.raises(ConfigError, match="1 to 256 characters"):
@@ -364,3 +366,23 @@ async def test_an_exchange_that_one_cancels_is_an_error_on_all(
     )
     await asyncio.gather(*work)
     assert all((memory.result == 3).all() for memory in memories)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_collectives_of_one_name_take_turns(groups: Start, transport: str) -> None:
+    members = await groups(2, transports=(transport,))
+    memories = [[fill(group, 1000 + each) for each in range(4)] for group in members]
+    work = [
+        asyncio.create_task(group.all_reduce(memory, ADD, name="x"))
+        for group, own in zip(members, memories, strict=True)
+        for memory in own
+    ]
+    await asyncio.sleep(0)
+    # One that waits for its turn is cancelled: it is not had by anybody.
+    work[2].cancel()
+    results = await asyncio.gather(*work, return_exceptions=True)
+    assert isinstance(results[2], asyncio.CancelledError)
+    assert "cancelled by n0 (" in str(results[6])
+    assert [each for number, each in enumerate(results) if number not in (2, 6)] == [None] * 6
+    for own in memories:
+        assert all((own[number].result == 3).all() for number in (0, 1, 3))
