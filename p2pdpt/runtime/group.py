@@ -62,6 +62,8 @@ VERDICT_S: Final = 0.5
 """How long a closed bulk channel waits for the control connection to tell why, in seconds."""
 GRACE_S: Final = 1.0
 """How long a leaving member waits for the others to have read its farewell, in seconds."""
+GONE_S: Final = 10.0
+"""How long rounds may go on, with what it gave, after a member has left, in seconds."""
 RELEASE_S: Final = 5.0
 """How long it waits for them to finish the collectives that it has finished, in seconds."""
 
@@ -318,7 +320,11 @@ class MeshGroup(Group):
     def lost(self, peer: str, reason: str) -> None:
         """Note that the connection to a member has ended."""
         rank = self.view.rank_of(peer)
-        if rank >= 0 and rank not in self._departures.left:
+        if rank in self._departures.left:
+            # What it gave is here, unless the members did not call the same things.
+            if keys := self._rounds.keys:
+                self._loop.call_later(GONE_S, self._miss_rounds, rank, keys)
+        elif rank >= 0:
             self._fail_peer(rank, reason)
         self._departures.released(rank)
 
@@ -483,6 +489,11 @@ class MeshGroup(Group):
         """End the group's rounds if this one needs a member that has left."""
         if self._departures.misses(rank, key.stream, key.step):
             self._fail(self._departures.error(rank, "", key.step if key.stream == 0 else None))
+
+    def _miss_rounds(self, rank: int, keys: Sequence[RoundKey]) -> None:
+        """End the group's rounds if one of these still waits for a member that is gone."""
+        if any(key in self._rounds.keys for key in keys):
+            self._fail(self._departures.error(rank, "", None))
 
     def _take_abandoned(self, rank: int, message: Abandoned) -> None:
         if message.view != self.view.number:

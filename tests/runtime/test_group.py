@@ -386,3 +386,18 @@ async def test_collectives_of_one_name_take_turns(groups: Start, transport: str)
     assert [each for number, each in enumerate(results) if number not in (2, 6)] == [None] * 6
     for own in memories:
         assert all((own[number].result == 3).all() for number in (0, 1, 3))
+
+
+async def test_a_round_that_a_leaver_never_was_in_ends(
+    groups: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2pdpt.runtime.group.GONE_S", 0.05)
+    monkeypatch.setattr("p2pdpt.runtime.group.RELEASE_S", 0.05)
+    one, two = await groups(2, transports=("shm",))
+    # A program's mistake: one broadcasts, and goes; the other waits for something else.
+    await one.broadcast(fill(one, 10), name="x")
+    waiting = asyncio.create_task(two.all_reduce(fill(two, 10), ADD, name="x"))
+    await asyncio.sleep(0.05)
+    await one.leave()
+    with pytest.raises(PeerLeftError, match=r"all_reduce 'x' \(ring\): its script ended"):
+        await waiting
