@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from p2pdpt.runtime.drivers.native_driver import unavailable
+
 HERE = Path(__file__).parent
 FORGOTTEN = (
     "Task exception was never retrieved",
@@ -227,6 +229,8 @@ def peers(
         variables: dict[str, str] | None = None,
         **settings: Any,
     ) -> list[Peer]:
+        if settings.get("transport") == "shm" and (reason := unavailable()):
+            pytest.skip(reason)
         path = tmp_path / f"script{next(_COUNT)}.py"
         path.write_text("from stage import *\n" + textwrap.dedent(script))
         told = {"run": run_name, "min_nodes": count, "wait": 60, **settings}

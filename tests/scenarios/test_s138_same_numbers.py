@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from p2pdpt.runtime.drivers.native_driver import unavailable
+
+TRANSPORTS = ("tcp",) if unavailable() else ("shm", "tcp")
 WAYS = [
-    (topology, way)
+    (topology, transport)
     for topology in ("ring", "mapreduce", "mapreduce:reducer=0")
-    for way in ("shm", "tcp")
+    for transport in TRANSPORTS
 ]
 
 COLLECTIVES = """
