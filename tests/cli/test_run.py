@@ -295,10 +295,11 @@ while True:
     code, _, err = command("run", "--nodes", "2", path)
     assert 5 < time.monotonic() - start < 12
     assert code == 4
-    waited, *lines = err.split("\n")
-    assert "1 of 2 local nodes not joined yet" in waited
-    assert lines == [
-        "node0: asked",
+    # Both come after five seconds, in either order; the notice may not come at all.
+    *first, failed, stopped, end = err.split("\n")
+    assert "node0: asked" in first
+    assert all("not joined yet" in line for line in first if line != "node0: asked")
+    assert [failed, stopped, end] == [
         "node1 failed before it joined: exit code 4",
         "node0 was stopped after it",
         "",
